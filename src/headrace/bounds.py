@@ -1,0 +1,87 @@
+"""Every bound in one place, with the relations between them asserted.
+
+Nothing grows without one of these. Crossing one is a typed answer to the client (`api.refusals`) or
+a typed error at start-up, never a crash. Sizes in bytes, times in seconds unless the name says other.
+"""
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# --- what a client may send -----------------------------------------------------------------
+REQUEST_LINE_BYTES_MAX: Final = 8 * KIB
+HEADER_BYTES_MAX: Final = 32 * KIB
+HEADER_COUNT_MAX: Final = 100
+BODY_BYTES_MAX: Final = 4 * MIB
+KEY_BYTES_MAX: Final = 4 * KIB
+MESSAGES_MAX: Final = 2048
+STOP_STRINGS_MAX: Final = 16
+STOP_STRING_BYTES_MAX: Final = 512
+USER_BYTES_MAX: Final = 256
+MODEL_NAME_BYTES_MAX: Final = 256
+JSON_DEPTH_MAX: Final = 64
+MAX_TOKENS_MAX: Final = 1_000_000_000
+"""Larger values of `max_tokens` are refused as nonsense; smaller ones are clamped to the context."""
+
+# --- how long a client may take --------------------------------------------------------------
+HEADER_SECONDS_MAX: Final = 10.0
+"""From the first byte of a request to the end of its headers."""
+BODY_SECONDS_MAX: Final = 30.0
+"""From the end of the headers to the end of the body, plus one second per `BODY_RATE_MIN` bytes."""
+BODY_RATE_MIN: Final = 64 * KIB
+KEEP_ALIVE_SECONDS: Final = 75.0
+WRITE_STALL_SECONDS_MAX: Final = 60.0
+"""A client that takes nothing for so long while bytes wait for it is disconnected."""
+
+# --- connections and buffers ------------------------------------------------------------------
+CONNECTIONS_MAX: Final = 4096
+WRITE_BUFFER_HIGH: Final = 64 * KIB
+WRITE_BUFFER_LOW: Final = 16 * KIB
+PIPELINED_BYTES_MAX: Final = 64 * KIB
+"""Bytes read ahead while a request is being answered; then reading stops."""
+PARSE_BYTES_PER_STEP: Final = 4 * KIB
+"""Most bytes of a socket read parsed before looking whether a request is ready: bounds what pipelining
+turns into objects."""
+LINGER_BYTES_MAX: Final = 16 * MIB
+LINGER_SECONDS_MAX: Final = 5.0
+"""After a refusal, what a client still sends is thrown away up to these, so that it sees the answer."""
+CONNECTIONS_SURPLUS_MAX: Final = 64
+"""Connections above `CONNECTIONS_MAX` that are told so (503); further ones are cut at once."""
+CANCEL_SECONDS_MAX: Final = 5.0
+"""How long a cancelled request handler may clean up during shutdown before its connection is cut."""
+
+# --- talking to model servers ------------------------------------------------------------------
+UPSTREAM_BUFFER_HIGH: Final = 64 * KIB
+"""Bytes of a reply kept for a consumer that is behind; then the model server is no longer read."""
+RELAY_BYTES_PER_TURN: Final = 32 * KIB
+"""A stream that brought at least this much in one read waits for one turn of the loop: the others run."""
+UPSTREAM_HEADER_BYTES_MAX: Final = 64 * KIB
+UPSTREAM_REPLY_BYTES_MAX: Final = 16 * MIB
+SSE_EVENT_BYTES_MAX: Final = 1 * MIB
+
+# --- reservations -------------------------------------------------------------------------------
+RESERVED_TOKENS_DEFAULT: Final = 4096
+"""Reserved for the answer where neither the client nor the model says how long it may be."""
+
+# --- the queue ----------------------------------------------------------------------------------
+QUEUE_LENGTH_DEFAULT: Final = 256
+QUEUE_SECONDS_DEFAULT: Final = 120.0
+
+# --- worker protocol ----------------------------------------------------------------------------
+FRAME_BYTES_MAX: Final = 16 * MIB
+RECORDS_UNACKNOWLEDGED_MAX: Final = 65_536
+PROGRESS_FILE_BYTES_MAX: Final = 8 * MIB
+"""The worker rewrites its progress file, keeping only what is still needed, when it grows past this."""
+
+# --- caches ------------------------------------------------------------------------------------
+VERIFIED_KEYS_MAX: Final = 10_000
+
+assert WRITE_BUFFER_LOW < WRITE_BUFFER_HIGH
+assert KEY_BYTES_MAX < HEADER_BYTES_MAX
+assert REQUEST_LINE_BYTES_MAX <= HEADER_BYTES_MAX
+assert PARSE_BYTES_PER_STEP <= HEADER_BYTES_MAX
+assert LINGER_BYTES_MAX > BODY_BYTES_MAX, "a body refused for its size has to fit into the linger"
+assert RELAY_BYTES_PER_TURN <= UPSTREAM_BUFFER_HIGH
+assert BODY_BYTES_MAX < FRAME_BYTES_MAX, "a whole request has to fit into one worker message"
+assert HEADER_SECONDS_MAX < BODY_SECONDS_MAX < KEEP_ALIVE_SECONDS

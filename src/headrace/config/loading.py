@@ -1,0 +1,117 @@
+"""From file, environment and flags to one `Settings`: flags over environment over file over defaults.
+
+A mistake is refused with the place it stands at and what is allowed; nothing is ignored.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from headrace.config.settings import Settings
+from headrace.errors import ConfigError
+
+ENVIRONMENT_PREFIX: Final = "HEADRACE_"
+NOT_SETTINGS: Final = frozenset({"HEADRACE_ADMIN_URL", "HEADRACE_ADMIN_KEY", "HEADRACE_CONFIG"})
+"""Variables with our prefix that the command line reads itself."""
+
+
+def load_settings(
+    *,
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Settings:
+    """The settings. Raises `ConfigError`.
+
+    Environment: `HEADRACE_PORT=9000`; two underscores step into a section, `HEADRACE_QUEUE__LENGTH=10`.
+    Values are YAML, so numbers are numbers.
+    """
+    tree: dict[str, Any] = {} if file is None else _read(file)
+    for name, value in (environment or {}).items():
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in NOT_SETTINGS and not _is_test(name):
+            path = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+            _put(tree, path, _value(name, value), where=name)
+    for dotted, value in (overrides or {}).items():
+        _put(tree, dotted.split("."), value, where=f"--{dotted.replace('_', '-')}")
+    try:
+        settings = msgspec.convert(tree, Settings)
+    except msgspec.ValidationError as error:
+        origin = f"{file}: " if file else ""
+        raise ConfigError(f"{origin}{_explained(str(error))}") from None
+    _check(settings)
+    return settings
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"the configuration file {file} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration file {file} cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{file}{line}: not YAML: {getattr(error, 'problem', error)}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{file}: the file must hold settings as 'name: value' lines")
+    return tree
+
+
+def _value(name: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"{name}: {text!r} is not a YAML value") from None
+
+
+def _put(tree: dict[str, Any], path: list[str], value: Any, *, where: str) -> None:
+    for name in path[:-1]:
+        below = tree.setdefault(name, {})
+        if not isinstance(below, dict):
+            raise ConfigError(f"{where}: '{name}' is not a section")
+        tree = below
+    tree[path[-1]] = value
+
+
+def _is_test(name: str) -> bool:
+    return name.startswith("HEADRACE_TEST_")
+
+
+def _explained(text: str) -> str:
+    """msgspec's message with the place in front, in words of the file."""
+    message, _, location = text.partition(" - at `$")
+    place = location.removesuffix("`").lstrip(".")
+    return f"{place}: {message}" if place else message
+
+
+def _check(settings: Settings) -> None:
+    """What types and bounds cannot say."""
+    seen: set[str] = set()
+    for index, model in enumerate(settings.models):
+        where = f"models[{index}] ({model.id})"
+        if model.id in seen:
+            raise ConfigError(f"{where}: there is another model with this id")
+        seen.add(model.id)
+        sources = [name for name in ("path", "upstream") if getattr(model, name)]
+        if model.engine.stub is not None:
+            sources.append("engine.stub")
+        if len(sources) != 1:
+            given = " and ".join(sources) or "none"
+            raise ConfigError(f"{where}: exactly one of path, upstream, engine.stub must be set; {given} is")
+        engine = model.engine
+        if engine.max_batch_size > engine.max_batch_tokens:
+            raise ConfigError(f"{where}: engine.max_batch_size may not exceed engine.max_batch_tokens")
+        if engine.target_step_ms > engine.idle_step_ms:
+            raise ConfigError(f"{where}: engine.target_step_ms may not exceed engine.idle_step_ms")
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a configuration file."""
+    document = msgspec.json.schema(Settings)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "headrace", **document}

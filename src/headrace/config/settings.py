@@ -1,0 +1,132 @@
+"""All settings of a server, as one tree of structs.
+
+A YAML file, environment variables and command line flags end up here (`headrace.config.loading`).
+The published JSON schema is generated from these structs, so a field's docstring, type and bounds
+are its documentation.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from headrace import bounds
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535, description="TCP port; 0 takes a free one")]
+ModelId = Annotated[
+    str,
+    msgspec.Meta(
+        min_length=1,
+        max_length=bounds.MODEL_NAME_BYTES_MAX,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$",
+        description="the name clients ask for",
+    ),
+]
+
+BUILTIN_MODEL = "smollm2-135m-instruct"
+"""The model that `make install` brings along."""
+
+
+class StubTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the stub engine behaves: for load tests and simulation, never for real answers."""
+
+    prefill_us_per_token: Annotated[int, msgspec.Meta(ge=0)] = 50
+    decode_us_per_step: Annotated[int, msgspec.Meta(ge=0)] = 5_000
+    decode_us_per_sequence: Annotated[int, msgspec.Meta(ge=0)] = 100
+    output_tokens: Annotated[int, msgspec.Meta(ge=1)] = 64
+    """Length of an answer that nothing cuts short."""
+    seed: int = 0
+    fault_every_steps: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Fail every so many forward calls; 0 never fails."""
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one worker computes. Names follow the scheduler's: a sequence is one request in the engine."""
+
+    max_batch_size: Annotated[
+        int, msgspec.Meta(ge=1, le=256, description="requests that run together in one worker")
+    ] = 32
+    max_context_tokens: Annotated[
+        int, msgspec.Meta(ge=64, le=1_048_576, description="prompt and answer of one request, in tokens")
+    ] = 2048
+    max_batch_tokens: Annotated[
+        int,
+        msgspec.Meta(ge=64, le=8192, description="tokens computed in one step, decode and prefill together"),
+    ] = 512
+    target_step_ms: Annotated[
+        float, msgspec.Meta(gt=0, le=60_000, description="how long a step may take while streams are running")
+    ] = 250.0
+    idle_step_ms: Annotated[
+        float, msgspec.Meta(gt=0, le=60_000, description="how long a step may take while nothing is decoding")
+    ] = 500.0
+    threads: Annotated[int, msgspec.Meta(ge=1, le=512)] | None = None
+    """Compute threads; left out, one less than the processor has cores."""
+    kv_layout: Literal["per_sequence", "unified"] = "per_sequence"
+    flash_attention: bool = True
+    chat_template: str | None = None
+    """Path of a Jinja file that replaces the template in the model file."""
+    stub: StubTiming | None = None
+    """Use the stub engine instead of the model. For load tests only."""
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model that clients can ask for: a GGUF file served by our own workers, or a foreign upstream."""
+
+    id: ModelId
+    path: str | None = None
+    """A GGUF file. `builtin` is the model that comes with the installation."""
+    workers: Annotated[int, msgspec.Meta(ge=1, le=64, description="worker processes for this model")] = 1
+    engine: EngineSettings = EngineSettings()
+    upstream: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s?#]+$")] | None = None
+    """Base URL of an OpenAI-compatible server, up to and including `/v1`."""
+    upstream_model: str | None = None
+    """The name the upstream knows the model by; left out, the same as `id`."""
+    upstream_key_env: str | None = None
+    """Environment variable that holds the upstream's API key."""
+    max_concurrent_requests: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 256
+    """Requests in an upstream at once; the rest waits in headrace's queue. Embedded workers are bounded by
+    `engine.max_batch_size`."""
+
+
+class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The bounded queue in front of each model's workers."""
+
+    length: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = bounds.QUEUE_LENGTH_DEFAULT
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = bounds.QUEUE_SECONDS_DEFAULT
+
+
+class LedgerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    durability: Literal["os", "fsync"] = "os"
+    """`os`: a record survives the death of any process; `fsync`: also a power cut."""
+
+
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["json", "console"] = "json"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything `headrace serve` can be told."""
+
+    data: str = ".data"
+    """Directory of ledger, keys and tenants. One server at a time."""
+    host: str = "127.0.0.1"
+    port: Port = 8080
+    admin_host: str = "127.0.0.1"
+    admin_port: Port = 8081
+    metrics_host: str = "127.0.0.1"
+    metrics_port: Port = 0
+    models: Annotated[list[ModelSettings], msgspec.Meta(max_length=256)] = []
+    """Left out: the built-in model, one worker."""
+    queue: QueueSettings = QueueSettings()
+    headers_after_ms: Annotated[int, msgspec.Meta(ge=0, le=600_000)] = 5_000
+    """A stream's headers wait so long for a worker, so that a refusal keeps its status; then keep-alives."""
+    keep_alive_ms: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 10_000
+    """Time between keep-alive comments on a stream that has nothing to say yet."""
+    request_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 600.0
+    """Most time from a worker's grant to the end of the answer."""
+    drain_s: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 30.0
+    """How long a stopping server waits for running requests."""
+    worker_step_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3_600)] = 120.0
+    """A worker whose engine is stuck in one step for longer is killed and started anew."""
+    ledger: LedgerSettings = LedgerSettings()
+    log: LogSettings = LogSettings()

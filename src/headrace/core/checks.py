@@ -1,0 +1,69 @@
+"""What tenants and keys may be called and how long keys may live. Violations are `ControlFailure` 400."""
+
+import re
+from typing import Final
+
+from headrace import bounds
+from headrace.core.failure import ControlFailure
+
+TENANT_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
+NAME_CHARACTERS_MAX: Final = 128
+PAGE_SIZE_MAX: Final = 1000
+DAY_SECONDS: Final = 86_400
+KEY_LIFETIME_SECONDS_DEFAULT: Final = 90 * DAY_SECONDS
+"""A key made without `expires_in_s` lives for 90 days."""
+KEY_LIFETIME_SECONDS_MAX: Final = 3650 * DAY_SECONDS
+"""Ten years."""
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def check_tenant_id(tenant_id: str) -> None:
+    """Lower-case letters, digits, `-` and `_`, at most 63, starting with a letter or digit."""
+    if TENANT_ID.fullmatch(tenant_id) is None:
+        raise ControlFailure(
+            400,
+            "invalid_tenant_id",
+            "a tenant id has 1 to 63 of the characters a-z, 0-9, - and _, and starts with a letter or digit",
+            "id",
+        )
+
+
+def check_name(name: str | None) -> None:
+    """Free text for people, on one line."""
+    if name is None:
+        return
+    if not 1 <= len(name) <= NAME_CHARACTERS_MAX or _CONTROL_CHARACTERS.search(name):
+        raise ControlFailure(
+            400, "invalid_name", f"a name is one line of 1 to {NAME_CHARACTERS_MAX} characters", "name"
+        )
+
+
+def check_user(user: str | None) -> None:
+    """The end user a key is bound to: one line, at most `USER_BYTES_MAX` bytes in UTF-8."""
+    if user is None:
+        return
+    if _CONTROL_CHARACTERS.search(user) or not 1 <= len(user.encode()) <= bounds.USER_BYTES_MAX:
+        raise ControlFailure(
+            400, "invalid_user", f"a user is one line of 1 to {bounds.USER_BYTES_MAX} bytes", "user"
+        )
+
+
+def checked_lifetime(expires_in_s: int | None) -> int:
+    """Seconds a new key lives, the default filled in."""
+    if expires_in_s is None:
+        return KEY_LIFETIME_SECONDS_DEFAULT
+    if not 1 <= expires_in_s <= KEY_LIFETIME_SECONDS_MAX:
+        raise ControlFailure(
+            400,
+            "invalid_lifetime",
+            f"expires_in_s is 1 to {KEY_LIFETIME_SECONDS_MAX} (ten years); "
+            f"left out it is {KEY_LIFETIME_SECONDS_DEFAULT} (90 days)",
+            "expires_in_s",
+        )
+    return expires_in_s
+
+
+def check_page_size(limit: int) -> None:
+    """Lists come in pages, so that an answer fits into one frame."""
+    if not 1 <= limit <= PAGE_SIZE_MAX:
+        raise ControlFailure(400, "invalid_limit", f"limit is 1 to {PAGE_SIZE_MAX}", "limit")

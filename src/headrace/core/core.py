@@ -1,0 +1,212 @@
+"""The owner of admission and ledger: every request is an `Operation` of the core.
+
+One object, one thread. What it decides (who runs where, who waits, which record ends what) is pure
+code in `headrace.scheduling` and `headrace.ledger`; here are the futures and the journal around it.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+import structlog
+
+from headrace.api import refusals
+from headrace.clock import Clock
+from headrace.config.settings import Settings
+from headrace.core.directory import Directory
+from headrace.core.embedded import counts_of
+from headrace.core.metrics import CoreMetrics
+from headrace.core.operation import Operation
+from headrace.core.replica import Replica
+from headrace.errors import Refusal
+from headrace.ledger.closing import NOTHING, RECOVERED, SHUTDOWN, Counts, Ending, close, ending_of
+from headrace.ledger.records import OperationRecord, Reservation
+from headrace.scheduling.dispatch import ModelQueue, NoReplica, QueueFull
+from headrace.store.errors import StoreUnavailable
+from headrace.store.journal import Journal
+from headrace.worker.messages import AttemptRecord
+
+_log = structlog.get_logger()
+
+
+class ServedModel:
+    """A model that clients can ask for, with its queue and its replicas."""
+
+    def __init__(self, model_id: str, *, queue_length: int, created_s: int) -> None:
+        self.model_id = model_id
+        self.created_s = created_s
+        self.queue: ModelQueue[Operation] = ModelQueue(length_max=queue_length)
+        self.replicas: dict[str, Replica] = {}
+
+    @property
+    def context_tokens(self) -> int | None:
+        return next((replica.context_tokens for replica in self.replicas.values()), None)
+
+
+class Core:
+    """Accepts, grants, settles. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        directory: Directory,
+        journal: Journal,
+        clock: Clock,
+        metrics: CoreMetrics,
+    ) -> None:
+        self.settings = settings
+        self.directory = directory
+        self.journal = journal
+        self.clock = clock
+        self.metrics = metrics
+        self.is_stopping = False
+        self._cut_us = 0
+        self.models: dict[str, ServedModel] = {}
+        self._open: set[Operation] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # --- models and replicas: called by the supervisor ------------------------------------------------
+
+    def add_model(self, model_id: str) -> None:
+        assert model_id not in self.models
+        self.models[model_id] = ServedModel(
+            model_id,
+            queue_length=self.settings.queue.length,
+            created_s=self.clock.wall_us() // 1_000_000,
+        )
+
+    def expect_replica(self, model_id: str, replica_id: str) -> None:
+        """A replica is starting; requests may wait for it."""
+        self.models[model_id].queue.expect(replica_id)
+
+    def add_replica(self, model_id: str, replica: Replica, *, capacity: int) -> None:
+        """A replica is ready."""
+        model = self.models[model_id]
+        model.replicas[replica.replica_id] = replica
+        model.queue.add(replica.replica_id, capacity=capacity)
+        self._dispatch(model)
+
+    def remove_replica(self, model_id: str, replica_id: str, *, successor_id: str | None) -> None:
+        """A replica is gone. With a successor expected, waiting requests wait on; without, they may end."""
+        model = self.models[model_id]
+        if successor_id is not None:
+            model.queue.expect(successor_id)
+        model.replicas.pop(replica_id, None)
+        model.queue.give_up(replica_id)
+        for operation in model.queue.drop_hopeless():
+            operation.refuse(refusals.no_worker(model_id, retry_after_s=5))
+
+    def running_on(self, model_id: str, replica_id: str) -> int:
+        return self.models[model_id].queue.running_on(replica_id)
+
+    # --- operations: called by the gateway --------------------------------------------------------
+
+    def accept(self, reservation: Reservation) -> Operation:
+        """Take a place in the queue and journal the reservation, or refuse; one decision.
+
+        The operation is an async context manager: entering it waits for the journal, leaving it for
+        any reason settles it. Raises `Refusal` (404, 429, 503); refusals of a known model are recorded.
+        """
+        model = self.models.get(reservation.model)
+        if model is None:
+            raise refusals.model_not_found(reservation.model)
+        if self.is_stopping:
+            raise refusals.shutting_down()
+        operation = Operation(self, model, reservation)
+        try:
+            operation.journalled = self.journal.reserve(reservation)
+        except StoreUnavailable:
+            raise refusals.store_unavailable() from None
+        try:
+            model.queue.enter(operation)
+        except QueueFull as full:
+            raise self._turn_away(operation, refusals.queue_full(limit=full.limit, used=full.used)) from None
+        except NoReplica:
+            raise self._turn_away(operation, refusals.no_worker(model.model_id, retry_after_s=5)) from None
+        self._open.add(operation)
+        self._dispatch(model)
+        return operation
+
+    def leave_queue(self, operation: Operation) -> None:
+        operation.model.queue.leave(operation)
+
+    def settle(self, operation: Operation, ending: Ending, counts: Counts) -> "asyncio.Future[None]":
+        """Write the final record and free the place. The future is done once the record is durable."""
+        record = close(
+            operation.reservation,
+            ending,
+            counts,
+            worker_id=operation.replica.worker_id if operation.replica else None,
+            end_ts=self.clock.wall_us(),
+        )
+        operation.record = record
+        self._open.discard(operation)
+        durable = self.journal.settle(record)
+        answer = operation.answer
+        if answer is not None:
+            durable.add_done_callback(lambda done: None if done.cancelled() else answer.acknowledge())
+        self.metrics.settled(record)
+        if operation.replica is not None:
+            operation.model.queue.release(operation.replica.replica_id)
+            self._dispatch(operation.model)
+        return durable
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """A task that the core owns, so that it outlives the client's."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def usage(self, request_id: str, tenant_id: str) -> OperationRecord | Reservation | None:
+        """A tenant's operation: its final record, or its reservation while it is open."""
+        return self.journal.get(request_id, tenant_id) or self.journal.get_open(request_id, tenant_id)
+
+    # --- start and stop -------------------------------------------------------------------------------
+
+    async def recover(self, records: Iterable[AttemptRecord]) -> int:
+        """Close what an earlier life left open, from what its workers noted. Returns how many there were."""
+        by_attempt = {record.attempt_id: record for record in records}
+        durable = []
+        for reservation in self.journal.open_reservations():
+            record = by_attempt.get(f"{reservation.request_id}.1")
+            counts = NOTHING if record is None else counts_of(record)
+            durable.append(
+                self.journal.settle(
+                    close(reservation, RECOVERED, counts, worker_id=None, end_ts=self.clock.wall_us())
+                )
+            )
+        if durable:
+            await asyncio.gather(*durable)
+            _log.warning("operations_recovered", count=len(durable))
+        return len(durable)
+
+    def begin_stop(self, *, drain_s: float) -> None:
+        """Accept nothing any more. What still runs after `drain_s` is going to be cut."""
+        self.is_stopping = True
+        self._cut_us = self.clock.monotonic_us() + int(drain_s * 1e6)
+
+    @property
+    def is_cutting(self) -> bool:
+        """Whether a request that is cancelled now was most likely cut by the end of the drain."""
+        return self.is_stopping and self.clock.monotonic_us() >= self._cut_us
+
+    async def stop(self) -> None:
+        """Wait for operations that are still being closed. Call after the gateway has drained."""
+        for operation in list(self._open):
+            operation.refuse(refusals.shutting_down())
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=10)
+        for operation in list(self._open):
+            _log.error("operation_left_open", request_id=operation.request_id)
+            self.settle(operation, SHUTDOWN, NOTHING)
+
+    def _turn_away(self, operation: Operation, refusal: Refusal) -> Refusal:
+        """Record a refusal without waiting for the journal."""
+        self.settle(operation, ending_of(refusal), NOTHING)
+        return refusal
+
+    def _dispatch(self, model: ServedModel) -> None:
+        for operation, replica_id in model.queue.dispatch():
+            operation.grant(model.replicas[replica_id])

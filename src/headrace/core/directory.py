@@ -1,0 +1,274 @@
+"""Tenants and keys as the core knows them: all in memory, every change stored before it takes effect.
+
+The hot path (`authorize`) is two set lookups. Because the core is the only writer and checks each
+request against these sets, a revocation or a disabled tenant is in force when the changing call returns.
+"""
+
+import secrets
+from itertools import islice
+from pathlib import Path
+from typing import Final, Literal, cast
+
+import msgspec
+
+from headrace.clock import Clock
+from headrace.core import checks
+from headrace.core.failure import ControlFailure
+from headrace.core.keyring import Keyring
+from headrace.core.messages import IssuedKey, KeyView, TenantView
+from headrace.identity import (
+    ADMIN_KEY,
+    DEFAULT_SCOPES,
+    TENANT_KEY,
+    Identity,
+    InvalidKey,
+    UnknownScope,
+    checked_scopes,
+    issue,
+)
+from headrace.store.control import Change, ControlStore, Key, Tenant
+
+ADMIN_SUBJECT: Final = "@admin"
+"""`sub` of admin keys. No tenant can be called so."""
+
+
+class Directory:
+    """Owns the control store. Not thread safe: it belongs to the core's loop.
+
+    Methods that change something raise `ControlFailure` for what the caller did wrong and
+    `StoreUnavailable` when the disk refuses; in both cases nothing has changed. `actor` names who asked.
+    """
+
+    def __init__(self, store: ControlStore, keyring: Keyring, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self.keyring = keyring
+        self._tenants = {tenant.id: tenant for tenant in store.tenants()}
+        self._keys = {key.jti: key for key in store.api_keys()}
+        self._active_tenants = {t.id for t in self._tenants.values() if t.status == "active"}
+        live = [key for key in self._keys.values() if key.revoked_us is None]
+        self._live_jtis = {key.jti for key in live if key.kind == "tenant"}
+        self._live_admin_jtis = {key.jti for key in live if key.kind == "admin"}
+
+    @classmethod
+    def open(cls, data_dir: Path, clock: Clock) -> "Directory":
+        """Opens or creates `control.db` and `secrets/` under `data_dir`. Raises `SetupError`."""
+        store = ControlStore.open(data_dir / "control.db")
+        return cls(store, Keyring(store, data_dir / "secrets", clock), clock)
+
+    def close(self) -> None:
+        """Closes the control store."""
+        self._store.close()
+
+    # --- the hot path ---------------------------------------------------------------------------
+
+    def authorize(self, identity: Identity) -> None:
+        """Raises `InvalidKey` when a verified key is revoked, unknown here, or its tenant disabled."""
+        if identity.jti not in self._live_jtis:
+            raise InvalidKey("revoked")
+        if identity.tenant not in self._active_tenants:
+            raise InvalidKey("tenant_disabled")
+
+    def authorize_admin(self, jti: str) -> None:
+        """Raises `InvalidKey` when a verified admin key is revoked or unknown here."""
+        if jti not in self._live_admin_jtis:
+            raise InvalidKey("revoked")
+
+    # --- tenants --------------------------------------------------------------------------------
+
+    def create_tenant(self, tenant_id: str, name: str | None, *, actor: str) -> TenantView:
+        """A new active tenant. 409 `tenant_exists` when there is one of that id."""
+        checks.check_tenant_id(tenant_id)
+        checks.check_name(name)
+        if tenant_id in self._tenants:
+            raise ControlFailure(409, "tenant_exists", f"there is already a tenant {tenant_id!r}", "id")
+        now_us = self._clock.wall_us()
+        tenant = Tenant(
+            id=tenant_id, name=name, status="active", created_us=now_us, updated_us=now_us, version=1
+        )
+        return self._save_tenant(tenant, "tenant.created", actor)
+
+    def update_tenant(
+        self,
+        tenant_id: str,
+        *,
+        name: str | msgspec.UnsetType | None = msgspec.UNSET,
+        status: str | msgspec.UnsetType = msgspec.UNSET,
+        actor: str,
+    ) -> TenantView:
+        """Changes what is given; a call that changes nothing is not recorded."""
+        old = self._tenant(tenant_id)
+        new = old
+        if name is not msgspec.UNSET:
+            checks.check_name(name)
+            new = msgspec.structs.replace(new, name=name)
+        if status is not msgspec.UNSET:
+            if status not in ("active", "disabled"):
+                raise ControlFailure(400, "invalid_status", "status is active or disabled", "status")
+            new = msgspec.structs.replace(new, status=cast(Literal["active", "disabled"], status))
+        if new == old:
+            return _tenant_view(old)
+        new = msgspec.structs.replace(new, updated_us=self._clock.wall_us(), version=old.version + 1)
+        return self._save_tenant(new, "tenant.updated", actor)
+
+    def get_tenant(self, tenant_id: str) -> TenantView:
+        """404 `tenant_not_found` when there is none."""
+        return _tenant_view(self._tenant(tenant_id))
+
+    def list_tenants(
+        self, *, after: str | None = None, limit: int = checks.PAGE_SIZE_MAX
+    ) -> tuple[list[TenantView], bool]:
+        """One page in the order of ids, and whether there are more."""
+        checks.check_page_size(limit)
+        ids = sorted(tenant_id for tenant_id in self._tenants if after is None or tenant_id > after)
+        return [_tenant_view(self._tenants[tenant_id]) for tenant_id in ids[:limit]], len(ids) > limit
+
+    # --- keys -----------------------------------------------------------------------------------
+
+    def create_key(
+        self,
+        *,
+        tenant: str,
+        user: str | None = None,
+        name: str | None = None,
+        scopes: tuple[str, ...] | None = None,
+        expires_in_s: int | None = None,
+        actor: str,
+    ) -> IssuedKey:
+        """A new key of a tenant, valid at once; the only time the key itself is seen."""
+        if tenant not in self._tenants:
+            raise ControlFailure(404, "tenant_not_found", f"there is no tenant {tenant[:64]!r}", "tenant")
+        checks.check_user(user)
+        try:
+            chosen = checked_scopes(DEFAULT_SCOPES if scopes is None else scopes, TENANT_KEY)
+        except UnknownScope as error:
+            raise ControlFailure(400, "invalid_scope", str(error), "scopes") from error
+        return self._create_key("tenant", tenant, user, name, chosen, expires_in_s, actor)
+
+    def create_admin_key(
+        self, *, name: str | None = None, expires_in_s: int | None = None, actor: str
+    ) -> IssuedKey:
+        """A new key for the admin API, with scope `admin:*`."""
+        return self._create_key("admin", ADMIN_SUBJECT, None, name, ("admin:*",), expires_in_s, actor)
+
+    def revoke_key(self, jti: str, *, actor: str) -> KeyView:
+        """Ends a key for good; in force when this returns. Again: no-op. 404 when there is none."""
+        key = self._keys.get(jti)
+        if key is None:
+            raise ControlFailure(404, "key_not_found", f"there is no key {jti[:64]!r}", "jti")
+        if key.revoked_us is None:
+            now_us = self._clock.wall_us()
+            self._store.revoke_key(jti, Change(at_us=now_us, actor=actor, action="key.revoked", subject=jti))
+            key = msgspec.structs.replace(key, revoked_us=now_us)
+            self._keys[jti] = key
+            self._live_jtis.discard(jti)
+            self._live_admin_jtis.discard(jti)
+        return _key_view(key)
+
+    def list_keys(
+        self, *, tenant: str | None = None, after: str | None = None, limit: int = checks.PAGE_SIZE_MAX
+    ) -> tuple[list[KeyView], bool]:
+        """One page, oldest first, revoked ones too, and whether there are more."""
+        checks.check_page_size(limit)
+        if tenant is not None:
+            self._tenant(tenant)
+        if after is not None and after not in self._keys:
+            raise ControlFailure(400, "invalid_after", f"there is no key {after[:64]!r}", "after")
+        keys = iter(self._keys.values())
+        if after is not None:
+            next(key for key in keys if key.jti == after)
+        wanted = (key for key in keys if tenant is None or key.tenant == tenant)
+        page = list(islice(wanted, limit + 1))
+        return [_key_view(key) for key in page[:limit]], len(page) > limit
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _tenant(self, tenant_id: str) -> Tenant:
+        tenant = self._tenants.get(tenant_id)
+        if tenant is None:
+            raise ControlFailure(404, "tenant_not_found", f"there is no tenant {tenant_id[:64]!r}")
+        return tenant
+
+    def _save_tenant(self, tenant: Tenant, action: str, actor: str) -> TenantView:
+        change = Change(
+            at_us=tenant.updated_us,
+            actor=actor,
+            action=action,
+            subject=tenant.id,
+            body={"name": tenant.name, "status": tenant.status, "version": tenant.version},
+        )
+        self._store.save_tenant(tenant, change)
+        self._tenants[tenant.id] = tenant
+        if tenant.status == "active":
+            self._active_tenants.add(tenant.id)
+        else:
+            self._active_tenants.discard(tenant.id)
+        return _tenant_view(tenant)
+
+    def _create_key(
+        self,
+        kind: Literal["tenant", "admin"],
+        tenant: str,
+        user: str | None,
+        name: str | None,
+        scopes: tuple[str, ...],
+        expires_in_s: int | None,
+        actor: str,
+    ) -> IssuedKey:
+        checks.check_name(name)
+        lifetime_s = checks.checked_lifetime(expires_in_s)
+        now_us = self._clock.wall_us()
+        key = Key(
+            jti=f"key_{secrets.token_hex(12)}",
+            kind=kind,
+            tenant=tenant,
+            user=user,
+            name=name,
+            scopes=scopes,
+            kid=self.keyring.active.kid,
+            created_us=now_us,
+            # JWT counts whole seconds: rounded up, so a key never lives shorter than asked for.
+            expires_us=(-(-now_us // 1_000_000) + lifetime_s) * 1_000_000,
+        )
+        text = issue(
+            self.keyring.active,
+            tenant=tenant,
+            jti=key.jti,
+            scopes=scopes,
+            issued_us=now_us,
+            expires_us=key.expires_us,
+            user=user,
+            kind=TENANT_KEY if kind == "tenant" else ADMIN_KEY,
+        )
+        body = {"kind": kind, "tenant": tenant, "scopes": scopes, "expires_us": key.expires_us}
+        self._store.add_key(
+            key, Change(at_us=now_us, actor=actor, action="key.created", subject=key.jti, body=body)
+        )
+        self._keys[key.jti] = key
+        (self._live_jtis if kind == "tenant" else self._live_admin_jtis).add(key.jti)
+        return IssuedKey(key=text, view=_key_view(key))
+
+
+def _tenant_view(tenant: Tenant) -> TenantView:
+    return TenantView(
+        id=tenant.id,
+        name=tenant.name,
+        status=tenant.status,
+        created_ts=tenant.created_us,
+        updated_ts=tenant.updated_us,
+        version=tenant.version,
+    )
+
+
+def _key_view(key: Key) -> KeyView:
+    return KeyView(
+        jti=key.jti,
+        kind=key.kind,
+        tenant="" if key.kind == "admin" else key.tenant,
+        user=key.user,
+        name=key.name,
+        scopes=key.scopes,
+        created_ts=key.created_us,
+        expires_ts=key.expires_us,
+        revoked_ts=key.revoked_us,
+    )

@@ -1,0 +1,170 @@
+"""A replica that is one of our own worker processes."""
+
+from collections.abc import AsyncIterator
+
+from headrace.api import refusals
+from headrace.api.completion import DONE, ChunkEncoder, Usage, completion
+from headrace.core.replica import Task
+from headrace.errors import Refusal
+from headrace.ledger.closing import NOTHING, Counts
+from headrace.worker.link import Attempt, AttemptEvent, Lost, WorkerLink
+from headrace.worker.messages import Accepted, AttemptRecord, Hello, Piece, Rejected, Submit
+
+
+class EmbeddedReplica:
+    """One life of a worker process: a restarted worker is a new replica with the same `worker_id`."""
+
+    def __init__(self, *, replica_id: str, worker_id: str, link: WorkerLink, hello: Hello) -> None:
+        self.replica_id = replica_id
+        self.worker_id = worker_id
+        self.link = link
+        self.engine = hello.engine
+
+    @property
+    def context_tokens(self) -> int | None:
+        return self.engine.context_tokens
+
+    def start(self, task: Task) -> "EmbeddedAnswer":
+        call = task.call
+        attempt = self.link.submit(
+            Submit(
+                attempt_id=task.attempt_id,
+                tenant_id=task.tenant_id,
+                messages=call.messages,
+                max_tokens=call.max_tokens,
+                sampling=task.sampling,
+                stop=call.stop,
+            )
+        )
+        return EmbeddedAnswer(self, task, attempt)
+
+
+class EmbeddedAnswer:
+    """An attempt on a worker: pieces of text become chunks of the API."""
+
+    def __init__(self, replica: EmbeddedReplica, task: Task, attempt: Attempt) -> None:
+        self._replica = replica
+        self._task = task
+        self._attempt = attempt
+        self._early: list[AttemptEvent] = []
+        """Events that came in the same frame as the acceptance."""
+        self._chunks = ChunkEncoder(
+            completion_id=task.completion_id,
+            created_s=task.created_s,
+            model=task.model,
+            is_usage_wanted=task.call.is_usage_wanted,
+        )
+        self._record: AttemptRecord | None = None
+
+    async def begin(self) -> None:
+        events = await self._attempt.take()
+        if not isinstance(events[0], Accepted):
+            self._check(events[0])
+        self._early = events[1:]
+
+    async def complete(self) -> bytes:
+        texts: list[str] = []
+        while self._record is None:
+            for event in await self._next():
+                if isinstance(event, Piece):
+                    texts.append(event.text)
+                else:
+                    self._check(event)
+        return completion(
+            completion_id=self._task.completion_id,
+            created_s=self._task.created_s,
+            model=self._task.model,
+            text="".join(texts),
+            finish_reason=self._record.finish_reason,
+            usage=_usage(self._record),
+        )
+
+    async def stream(self, *, quiet_s: float) -> AsyncIterator[bytes]:
+        chunks = self._chunks
+        yield chunks.first()
+        while self._record is None:
+            events = await self._next(quiet_s)
+            if not events:
+                yield b""
+            for event in events:
+                if isinstance(event, Piece):
+                    if event.text:
+                        yield chunks.text(event.text)
+                else:
+                    self._check(event)
+
+    def ending(self) -> bytes:
+        assert self._record is not None
+        parts = [self._chunks.finish(self._record.finish_reason)]
+        if self._task.call.is_usage_wanted:
+            parts.append(self._chunks.usage(_usage(self._record)))
+        parts.append(DONE)
+        return b"".join(parts)
+
+    def abort(self) -> None:
+        self._replica.link.abort(self._attempt)
+
+    async def counts(self) -> Counts:
+        outcome = await self._attempt.record
+        if not isinstance(outcome, AttemptRecord):
+            return NOTHING
+        return counts_of(outcome)
+
+    def acknowledge(self) -> None:
+        self._replica.link.acknowledge([self._attempt.attempt_id])
+
+    async def _next(self, timeout_s: float | None = None) -> list[AttemptEvent]:
+        if self._early:
+            events, self._early = self._early, []
+            return events
+        return await self._attempt.take(timeout_s)
+
+    def _check(self, event: AttemptEvent) -> None:
+        """Take in the event that ends the attempt; raises if it ended badly."""
+        match event:
+            case AttemptRecord(finish_reason="error"):
+                raise refusals.worker_fault(f"The engine failed: {event.error}")
+            case AttemptRecord(finish_reason="aborted"):
+                raise refusals.worker_fault("The worker stopped this request.")
+            case AttemptRecord():
+                self._record = event
+            case Rejected():
+                raise self._refusal(event)
+            case Lost():
+                raise refusals.worker_lost()
+
+    def _refusal(self, rejected: Rejected) -> Refusal:
+        if rejected.code == "context_length_exceeded":
+            return refusals.context_length_exceeded(
+                prompt_tokens=rejected.prompt_tokens, context_tokens=self._replica.engine.context_tokens
+            )
+        if rejected.code == "invalid_prompt":
+            return refusals.invalid_value("messages", rejected.message)
+        return refusals.no_worker(self._task.model, retry_after_s=2)
+
+
+def counts_of(record: AttemptRecord) -> Counts:
+    """A worker's record in the ledger's words."""
+    return Counts(
+        source="engine" if record.source == "engine" else "progress_file",
+        attempt_ids=(record.attempt_id,),
+        prompt_tokens=record.prompt_tokens_computed,
+        prompt_tokens_cached=record.prompt_tokens_cached,
+        completion_tokens=record.completion_tokens,
+        finish_reason=record.finish_reason,
+        kv_bytes_peak=record.kv_bytes_peak,
+        kv_byte_seconds=record.kv_byte_seconds,
+        memory_source="kv_geometry",
+        prefill_us=record.prefill_us,
+        decode_us=record.decode_us,
+        start_ts=record.started_ts,
+        first_token_ts=record.first_token_ts,
+    )
+
+
+def _usage(record: AttemptRecord) -> Usage:
+    return Usage(
+        prompt_tokens=record.prompt_tokens,
+        completion_tokens=record.completion_tokens,
+        cached_tokens=record.prompt_tokens_cached,
+    )

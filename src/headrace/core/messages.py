@@ -1,0 +1,189 @@
+"""What the admin process may ask the core, and what comes back.
+
+The core owns tenants, keys and workers. The admin process (its own port, free to crash) talks to it
+over a private Unix socket with these messages, one reply for each request, in any order.
+"""
+
+from typing import Any
+
+import msgspec
+
+
+class TenantView(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant as the admin API shows it. Times in microseconds since 1970 UTC."""
+
+    id: str
+    name: str | None = None
+    status: str = "active"
+    """`active` or `disabled`: a disabled tenant's keys are refused."""
+    created_ts: int
+    updated_ts: int
+    version: int
+    """Counts the changes to this tenant, from 1."""
+
+
+class KeyView(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of a key: its claims, never the key itself."""
+
+    jti: str
+    kind: str = "tenant"
+    """`tenant`, or `admin` for keys of the admin API."""
+    tenant: str
+    """Empty for admin keys."""
+    user: str | None = None
+    name: str | None = None
+    scopes: tuple[str, ...]
+    created_ts: int
+    expires_ts: int
+    revoked_ts: int | None = None
+
+
+class IssuedKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The only time the key itself is seen."""
+
+    key: str
+    view: KeyView
+
+
+class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica, as of now."""
+
+    id: str
+    model: str
+    kind: str
+    """`embedded` or `upstream`."""
+    status: str
+    """`starting`, `ready`, `draining`, `down`."""
+    address: str
+    pid: int | None = None
+    slots: int
+    running: int
+    restarts: int
+    ready_ts: int | None = None
+    last_error: str | None = None
+    metrics_url: str | None = None
+    engine: dict[str, Any] | None = None
+
+
+class CreateTenant(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    id: str
+    name: str | None = None
+
+
+class UpdateTenant(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    id: str
+    name: str | msgspec.UnsetType | None = msgspec.UNSET
+    status: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class GetTenant(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    id: str
+
+
+class ListTenants(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One page: the tenants after the one with id `after`, in the order of their ids."""
+
+    after: str | None = None
+    limit: int = 1000
+
+
+class CreateKey(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    tenant: str
+    user: str | None = None
+    name: str | None = None
+    scopes: tuple[str, ...] | None = None
+    expires_in_s: int | None = None
+
+
+class RevokeKey(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    jti: str
+
+
+class ListKeys(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One page: the keys made after the one with `jti` `after`, oldest first."""
+
+    tenant: str | None = None
+    after: str | None = None
+    limit: int = 1000
+
+
+class CheckAdminKey(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Is this verified admin key still in force? Answered by `Done` or a 401 `Failure`."""
+
+    jti: str
+
+
+class ListWorkers(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    pass
+
+
+class FlushLedger(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Answered when everything recorded so far can be read by another process."""
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A request that was not carried out. `status` is the HTTP status to answer with."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+
+
+class TenantReply(msgspec.Struct, frozen=True, tag=True):
+    tenant: TenantView
+
+
+class TenantsReply(msgspec.Struct, frozen=True, tag=True):
+    tenants: list[TenantView]
+    has_more: bool = False
+
+
+class KeyReply(msgspec.Struct, frozen=True, tag=True):
+    key: KeyView
+
+
+class IssuedKeyReply(msgspec.Struct, frozen=True, tag=True):
+    issued: IssuedKey
+
+
+class KeysReply(msgspec.Struct, frozen=True, tag=True):
+    keys: list[KeyView]
+    has_more: bool = False
+
+
+class WorkersReply(msgspec.Struct, frozen=True, tag=True):
+    workers: list[WorkerView]
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+Request = (
+    CreateTenant
+    | UpdateTenant
+    | GetTenant
+    | ListTenants
+    | CreateKey
+    | RevokeKey
+    | ListKeys
+    | CheckAdminKey
+    | ListWorkers
+    | FlushLedger
+)
+Reply = Failure | TenantReply | TenantsReply | KeyReply | IssuedKeyReply | KeysReply | WorkersReply | Done
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """A request with the number its reply will carry."""
+
+    number: int
+    request: Request
+    actor: str = ""
+    """The `jti` of the admin key on whose behalf this is asked, for the record of changes."""
+
+
+class ReplyEnvelope(msgspec.Struct, frozen=True, array_like=True):
+    number: int
+    reply: Reply

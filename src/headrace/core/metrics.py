@@ -1,0 +1,111 @@
+"""What the core and the gateway count. Label values come from bounded sets only."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from headrace.ledger.records import OperationRecord
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+TENANTS_MAX = 100
+"""Tenants with a label of their own; the rest is counted as `other`."""
+
+
+class CoreMetrics:
+    """Counters of operations, of their tokens and of their times."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._tenants: set[str] = set()
+        self.registry = registry
+        self._operations = Counter(
+            "headrace_operations",
+            "Operations ended, by model and outcome.",
+            ["model", "outcome"],
+            registry=registry,
+        )
+        self._tokens = Counter(
+            "headrace_tokens", "Tokens counted by the engines.", ["model", "kind"], registry=registry
+        )
+        self._tenant_tokens = Counter(
+            "headrace_tenant_tokens",
+            "Tokens by tenant (the first hundred seen; the rest as 'other').",
+            ["tenant", "kind"],
+            registry=registry,
+        )
+        self._latency = Histogram(
+            "headrace_request_seconds",
+            "From acceptance to the final record, completed operations.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._first_token = Histogram(
+            "headrace_time_to_first_token_seconds",
+            "From acceptance to the first token.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._queue_wait = Histogram(
+            "headrace_queue_seconds",
+            "From acceptance to a worker's start of the attempt.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._replies = Counter(
+            "headrace_http_replies", "Replies by route and status.", ["route", "status"], registry=registry
+        )
+        self._unauthenticated = Counter(
+            "headrace_unauthenticated",
+            "Requests without a valid key, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self.overhead = Histogram(
+            "headrace_gateway_overhead_seconds",
+            "Time the gateway adds before a request is with a replica, waiting in the queue left out.",
+            buckets=_OVERHEAD,
+            registry=registry,
+        )
+
+    def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """A gauge that is read when it is scraped."""
+        Gauge(name, text, registry=self.registry).set_function(read)
+
+    def replied(self, route: str, status: int) -> None:
+        self._replies.labels(route, str(status)).inc()
+
+    def unauthenticated(self, reason: str) -> None:
+        self._unauthenticated.labels(reason).inc()
+
+    def settled(self, record: OperationRecord) -> None:
+        """Count a final record."""
+        model = record.model
+        self._operations.labels(model, record.outcome).inc()
+        if record.prompt_tokens or record.completion_tokens:
+            tenant = self._tenant_label(record.tenant_id)
+            for kind, tokens in (
+                ("prompt", record.prompt_tokens),
+                ("cached", record.prompt_tokens_cached),
+                ("completion", record.completion_tokens),
+            ):
+                self._tokens.labels(model, kind).inc(tokens)
+                self._tenant_tokens.labels(tenant, kind).inc(tokens)
+        if record.start_ts is not None:
+            self._queue_wait.labels(model).observe(max(0, record.start_ts - record.queue_enter_ts) / 1e6)
+        if record.first_token_ts is not None:
+            self._first_token.labels(model).observe(
+                max(0, record.first_token_ts - record.queue_enter_ts) / 1e6
+            )
+        if record.outcome == "completed":
+            self._latency.labels(model).observe(record.latency_us / 1e6)
+
+    def _tenant_label(self, tenant_id: str) -> str:
+        if tenant_id in self._tenants:
+            return tenant_id
+        if len(self._tenants) < TENANTS_MAX:
+            self._tenants.add(tenant_id)
+            return tenant_id
+        return "other"

@@ -1,0 +1,87 @@
+"""What the core and the gateway need of a replica, whatever computes behind it.
+
+Two kinds: our own worker processes (`core.embedded`) and foreign OpenAI-compatible servers
+(`core.upstream`). Each answers a request with an `Answer`.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from headrace.api.chat import ChatCall
+from headrace.ledger.closing import Counts
+from headrace.request.sampling import Sampling
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt to be made on a replica."""
+
+    attempt_id: str
+    tenant_id: str
+    completion_id: str
+    created_s: int
+    model: str
+    call: ChatCall
+    sampling: Sampling
+    body: bytes
+    """The request as it came, for replicas that speak the same protocol."""
+    traceparent: str
+
+
+class Answer(Protocol):
+    """One attempt under way on a replica.
+
+    `begin`, then `complete` or `stream`; `abort` at any time; `counts` for the end, which always comes.
+    Errors are `Refusal`s.
+    """
+
+    async def begin(self) -> None:
+        """Wait until the replica has taken the prompt. A refusal here still has a status of its own."""
+        ...
+
+    async def complete(self) -> bytes:
+        """The whole answer as a JSON body. `counts` is ready when this returns."""
+        ...
+
+    def stream(self, *, quiet_s: float) -> AsyncIterator[bytes]:
+        """SSE bytes as they come, `b""` whenever nothing came for `quiet_s` seconds.
+
+        Ends after the last text; `counts` is ready then. What closes the stream is in `ending`.
+        """
+        ...
+
+    def ending(self) -> bytes:
+        """The last bytes of a stream that went well: finish reason, usage if asked for, `[DONE]`."""
+        ...
+
+    def abort(self) -> None:
+        """Make the replica stop. Without effect on one that has ended."""
+        ...
+
+    async def counts(self) -> Counts:
+        """What the attempt took, once that is final. Waits for a replica that is still stopping."""
+        ...
+
+    def acknowledge(self) -> None:
+        """The counts are in the ledger."""
+        ...
+
+
+class Replica(Protocol):
+    """A place where requests run."""
+
+    @property
+    def replica_id(self) -> str: ...
+
+    @property
+    def worker_id(self) -> str:
+        """The name that stays the same over restarts; the ledger and the admin API show it."""
+        ...
+
+    @property
+    def context_tokens(self) -> int | None:
+        """Most tokens of prompt and answer; None where it is not known."""
+        ...
+
+    def start(self, task: Task) -> Answer: ...

@@ -1,0 +1,263 @@
+"""A replica that is a foreign OpenAI-compatible server.
+
+Its bytes are relayed as they come; only the usage chunk and the end are looked into. Usage is always
+asked for, because the ledger needs it, and taken out again for clients that did not ask.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import msgspec
+
+from headrace.api import refusals
+from headrace.api.completion import DONE
+from headrace.clock import Clock
+from headrace.core.replica import Task
+from headrace.errors import ProtocolError, Refusal
+from headrace.http import (
+    ClientResponse,
+    HttpClient,
+    SseSplitter,
+    UpstreamError,
+    UpstreamTimedOut,
+    UpstreamUnreachable,
+    data_of,
+)
+from headrace.ledger.closing import Counts
+
+_PATH: Final = "/chat/completions"
+_NO_CHOICES: Final = re.compile(rb'"choices"\s*:\s*\[\s*\]')
+_HAS_CONTENT: Final = re.compile(rb'"content"\s*:\s*"[^"]')
+_ERROR: Final = re.compile(rb'^data:\s*\{\s*"error"\s*:')
+_INCLUDE_USAGE: Final = b'{"stream_options":{"include_usage":true},'
+_CLIENT_ERRORS: Final = frozenset({400, 404, 413, 415, 422})
+"""Statuses that say something about the client's request; all others are the upstream's own trouble."""
+_ERROR_BYTES_MAX: Final = 64 * 1024
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: dict[str, Any] | None = None
+
+
+class _WithUsage(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+_decode_usage = msgspec.json.Decoder(_WithUsage).decode
+
+
+class UpstreamReplica:
+    """A foreign server. `key` is sent as a bearer token and never logged."""
+
+    context_tokens: int | None = None
+
+    def __init__(
+        self,
+        *,
+        replica_id: str,
+        client: HttpClient,
+        upstream_model: str | None,
+        key: str | None,
+        clock: Clock,
+    ) -> None:
+        self.replica_id = replica_id
+        self.worker_id = replica_id
+        self.client = client
+        self.clock = clock
+        self.upstream_model = upstream_model
+        self._headers = b"content-type: application/json\r\n"
+        if key is not None:
+            self._headers += b"authorization: Bearer " + key.encode("ascii") + b"\r\n"
+
+    def start(self, task: Task) -> "UpstreamAnswer":
+        return UpstreamAnswer(self, task)
+
+    def request_headers(self, task: Task) -> bytes:
+        return self._headers + b"traceparent: " + task.traceparent.encode() + b"\r\n"
+
+
+class UpstreamAnswer:
+    """A relayed answer."""
+
+    def __init__(self, replica: UpstreamReplica, task: Task) -> None:
+        self._replica = replica
+        self._task = task
+        self._response: ClientResponse | None = None
+        self._usage: _Usage | None = None
+        self._usage_event = b""
+        self._num_chunks = 0
+        self._start_ts: int | None = None
+        self._first_token_ts: int | None = None
+        self._end_ts = 0
+        self._is_done = False
+
+    async def begin(self) -> None:
+        task = self._task
+        self._start_ts = self._replica.clock.wall_us()
+        try:
+            response = await self._replica.client.request(
+                "POST",
+                _PATH,
+                self._replica.request_headers(task),
+                upstream_body(task.body, is_stream=task.call.is_stream, model=self._replica.upstream_model),
+            )
+            self._response = response
+            if response.status != 200:
+                raise _status_refusal(response.status, await response.read(_ERROR_BYTES_MAX))
+        except UpstreamError as error:
+            raise _translated(error, task.model) from error
+
+    async def complete(self) -> bytes:
+        assert self._response is not None
+        try:
+            body = await self._response.read()
+            self._usage = _decode_usage(body).usage
+        except UpstreamError as error:
+            raise _translated(error, self._task.model) from error
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise refusals.upstream_failed("The upstream's reply is not a chat completion.") from None
+        if body.lstrip().startswith(b'{"error"'):
+            raise refusals.upstream_failed("The upstream answered 200 with an error.")
+        self._end_ts = self._replica.clock.wall_us()
+        self._is_done = True
+        return body
+
+    async def stream(self, *, quiet_s: float) -> AsyncIterator[bytes]:
+        assert self._response is not None
+        splitter = SseSplitter()
+        try:
+            while not self._is_done:
+                data = await self._next_bytes(quiet_s)
+                if data is None:
+                    yield b""
+                    continue
+                if not data:
+                    raise refusals.upstream_failed("The upstream ended its stream without an end mark.")
+                relayed = self._sift(splitter.feed(data))
+                if relayed:
+                    yield relayed
+        except (UpstreamError, ProtocolError) as error:
+            raise _translated(error, self._task.model) from error
+        self._end_ts = self._replica.clock.wall_us()
+        self._response.close()
+
+    async def _next_bytes(self, quiet_s: float) -> bytes | None:
+        """What came; `b""` at the end; None if the upstream was quiet before its first token.
+
+        Once tokens flow there is nothing to bridge, and a timer for each read would cost the hot path.
+        """
+        assert self._response is not None
+        if self._first_token_ts is not None:
+            return await self._response.next_bytes()
+        try:
+            async with asyncio.timeout(quiet_s):
+                return await self._response.next_bytes()
+        except TimeoutError:
+            return None
+
+    def ending(self) -> bytes:
+        return self._usage_event + DONE if self._task.call.is_usage_wanted else DONE
+
+    def abort(self) -> None:
+        if self._response is not None:
+            self._response.close()
+
+    async def counts(self) -> Counts:
+        usage = self._usage
+        if usage is None:
+            prompt, cached, completion = 0, 0, self._num_chunks
+        else:
+            prompt, completion = usage.prompt_tokens, usage.completion_tokens
+            cached = int((usage.prompt_tokens_details or {}).get("cached_tokens") or 0)
+        return Counts(
+            source="upstream_usage" if usage else "chunks" if self._num_chunks else "none",
+            attempt_ids=(self._task.attempt_id,),
+            prompt_tokens=prompt,
+            prompt_tokens_cached=cached,
+            completion_tokens=completion,
+            start_ts=self._start_ts,
+            first_token_ts=self._first_token_ts,
+            decode_us=max(0, self._end_ts - self._first_token_ts) if self._first_token_ts else 0,
+            prefill_us=max(0, self._first_token_ts - (self._start_ts or 0)) if self._first_token_ts else 0,
+        )
+
+    def acknowledge(self) -> None:
+        """A foreign server keeps no records of ours."""
+
+    def _sift(self, events: list[bytes]) -> bytes:
+        """What of these events goes to the client now. Notes usage, content and the end on the way."""
+        kept: list[bytes] = []
+        for event in events:
+            if event.startswith(b"data: [DONE]") or data_of(event) == b"[DONE]":
+                self._is_done = True
+                break
+            if _ERROR.match(event):
+                raise refusals.upstream_failed("The upstream reported an error in its stream.")
+            if b'"usage"' in event and _NO_CHOICES.search(event):
+                self._take_usage(event)
+                continue
+            if _HAS_CONTENT.search(event):
+                self._num_chunks += 1
+                if self._first_token_ts is None:
+                    self._first_token_ts = self._replica.clock.wall_us()
+            kept.append(event)
+        return b"".join(kept)
+
+    def _take_usage(self, event: bytes) -> None:
+        try:
+            self._usage = _decode_usage(data_of(event) or b"").usage
+        except msgspec.DecodeError:
+            raise refusals.upstream_failed("The upstream's usage chunk is malformed.") from None
+        self._usage_event = event
+
+
+def upstream_body(body: bytes, *, is_stream: bool, model: str | None) -> bytes:
+    """The request as the upstream gets it: usage asked for, its own name of the model, OpenAI's names only.
+
+    Nearly always a few bytes put in front; the body is taken apart only where a value has to change.
+    """
+    has_options = b'"stream_options"' in body
+    if model is None and b'"max_new_tokens"' not in body and not (is_stream and has_options):
+        if not is_stream:
+            return body
+        return _INCLUDE_USAGE + body.lstrip()[1:]
+    content = msgspec.json.decode(body)
+    if model is not None:
+        content["model"] = model
+    if content.get("max_new_tokens") is not None:
+        content.setdefault("max_tokens", content["max_new_tokens"])
+    content.pop("max_new_tokens", None)
+    if is_stream:
+        content["stream_options"] = {"include_usage": True}
+    return msgspec.json.encode(content)
+
+
+def _translated(error: UpstreamError | ProtocolError, model: str) -> Refusal:
+    if isinstance(error, UpstreamUnreachable):
+        return refusals.no_worker(model, retry_after_s=5)
+    if isinstance(error, UpstreamTimedOut):
+        return refusals.upstream_failed("The upstream did not answer in time.", status=504)
+    return refusals.upstream_failed("The upstream broke off its answer.")
+
+
+def _status_refusal(status: int, body: bytes) -> Refusal:
+    """An upstream's refusal: its own words where the client can act on them, nothing of them elsewhere."""
+    if status in _CLIENT_ERRORS:
+        return refusals.upstream_refused(status, _message_of(body))
+    if status in (429, 503):
+        return refusals.upstream_busy()
+    return refusals.upstream_failed(f"The upstream answered with status {status}.")
+
+
+def _message_of(body: bytes) -> str:
+    try:
+        content = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+    error = content.get("error") if isinstance(content, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return str(message)[:500] if message else ""

@@ -1,0 +1,46 @@
+"""The embedded llama.cpp library: checked, opened, verified."""
+
+import functools
+from typing import Any
+
+from cffi import FFI
+
+from headrace.engine.llama import definitions, preflight, verify
+from headrace.engine.llama.log import LibraryLog
+
+
+class Library:
+    """The verified library of this process.
+
+    `api` holds the functions declared in `definitions`; cffi releases the interpreter lock around
+    each call. `log` holds what the library complained about.
+    """
+
+    def __init__(self) -> None:
+        path = preflight.check_this_machine()
+        self.ffi = FFI()
+        self.ffi.cdef(definitions.DECLARATIONS)
+        try:
+            self.api: Any = self.ffi.dlopen(str(path))
+        except OSError as error:
+            raise preflight.refusal(f"The library {path} cannot be loaded: {error}.") from error
+        verify.verify(self.ffi, self.api)
+        self.log = LibraryLog(self.ffi, self.api)
+        self.api.llama_backend_init()
+
+    def text(self, pointer: Any) -> str | None:
+        """A C string as text; None for NULL. Bytes that are not UTF-8 are replaced."""
+        if pointer == self.ffi.NULL:
+            return None
+        raw: bytes = self.ffi.string(pointer)
+        return raw.decode("utf-8", "replace")
+
+
+@functools.cache
+def open_library() -> Library:
+    """The library, opened at the first call (0.2 s, most of it hashing).
+
+    Once per process, because the library is one per process: its log callback is global.
+    Raises `PlatformError` when the machine or the library is not what headrace was verified with.
+    """
+    return Library()

@@ -1,0 +1,53 @@
+"""The settings of the embedded engine."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from headrace.errors import ConfigError
+
+SEQUENCES_MAX = 256
+BATCH_TOKENS_MAX = 8192
+
+
+class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How to load a model and how much it may hold. Lengths in tokens."""
+
+    model_path: Path
+    sequences: int = 32
+    """Slots: how many sequences run side by side."""
+    context_tokens: int = 2048
+    """Most tokens of one sequence, prompt and output together."""
+    batch_tokens: int = 512
+    """Most tokens of one forward call."""
+    threads: int | None = None
+    """Threads that compute. None: one less than the cores this process may use, at least one."""
+    kv_layout: Literal["per_sequence", "unified"] = "per_sequence"
+    """`per_sequence` gives each slot its own memory: faster, and a sequence's logits do not depend on
+    the others. `unified` lets sequences share a common prefix."""
+    flash_attention: bool = True
+
+    def check(self) -> None:
+        """Raise `ConfigError` for a value out of range."""
+        for name, value, least, most in (
+            ("sequences", self.sequences, 1, SEQUENCES_MAX),
+            ("context_tokens", self.context_tokens, 1, 1 << 24),
+            ("batch_tokens", self.batch_tokens, 1, BATCH_TOKENS_MAX),
+            ("threads", self.thread_count, 1, 1024),
+        ):
+            if not least <= value <= most:
+                raise ConfigError(f"{name} must be between {least} and {most}, not {value}.")
+        if self.batch_tokens < self.sequences:
+            raise ConfigError(
+                f"batch_tokens ({self.batch_tokens}) must be at least sequences ({self.sequences}): "
+                "otherwise not every sequence could decode in one call."
+            )
+
+    @property
+    def thread_count(self) -> int:
+        """`threads`, or its default for this machine."""
+        if self.threads is not None:
+            return self.threads
+        return max(1, len(os.sched_getaffinity(0)) - 1)

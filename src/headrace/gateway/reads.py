@@ -1,0 +1,62 @@
+"""Routes that only read: models, a request's usage, health."""
+
+from typing import Any
+
+import msgspec
+
+from headrace.api import refusals
+from headrace.core.core import Core, ServedModel
+from headrace.gateway.exchange import Exchange
+from headrace.gateway.identify import require_scope
+from headrace.identity import Identity
+from headrace.ledger.records import OperationRecord
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Reads:
+    """Handlers of the read routes."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def models(self, exchange: Exchange, identity: Identity) -> None:
+        """`GET /v1/models`"""
+        models = [_model(model) for model in self._core.models.values()]
+        exchange.send_json(_encode({"object": "list", "data": models}))
+
+    async def model(self, exchange: Exchange, identity: Identity) -> None:
+        """`GET /v1/models/{id}`; an id may contain slashes."""
+        model_id = exchange.request.path.removeprefix("/v1/models/")
+        model = self._core.models.get(model_id)
+        if model is None:
+            raise refusals.model_not_found(model_id)
+        exchange.send_json(_encode(_model(model)))
+
+    async def usage(self, exchange: Exchange, identity: Identity) -> None:
+        """`GET /v1/usage/{request_id}`: the tenant's own records only."""
+        require_scope(identity, "usage:read")
+        request_id = exchange.request.path.removeprefix("/v1/usage/")
+        found = self._core.usage(request_id, identity.tenant)
+        if found is None:
+            raise refusals.usage_not_found(request_id[:80])
+        state = "settled" if isinstance(found, OperationRecord) else "open"
+        exchange.send_json(_encode({"object": "usage", "state": state, **msgspec.to_builtins(found)}))
+
+    async def health(self, exchange: Exchange) -> None:
+        """`GET /healthz`: 200 while at least one replica is ready, for load balancers; no key needed."""
+        ready = any(model.replicas for model in self._core.models.values())
+        is_well = ready and self._core.journal.is_healthy and not self._core.is_stopping
+        exchange.send_json(
+            _encode({"status": "ok" if is_well else "unavailable"}), status=200 if is_well else 503
+        )
+
+
+def _model(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.model_id,
+        "object": "model",
+        "created": model.created_s,
+        "owned_by": "headrace",
+        "context_length": model.context_tokens,
+    }

@@ -1,0 +1,329 @@
+"""One client connection: reads requests, runs one handler at a time, sends replies in order.
+
+    reading ── request ready ──▶ busy ── handler done, keep-alive ──▶ reading (or the next one read ahead)
+    reading ── refusal ──▶ lingering: answer sent, input thrown away ──▶ closed
+    busy ── handler done, close ──▶ closed
+    any ── client gone ──▶ handler cancelled (unless its reply is complete) ──▶ closed
+
+There is no timer here: the server's sweep calls `check` once per tick, and a phase that has not moved
+since an earlier tick is held against its limit.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Final, cast
+
+from headrace.http import request_parser
+from headrace.http.errors import HandlerFault, RequestRefused
+from headrace.http.message import STATUS_LINES, HttpRequest, render_headers
+from headrace.http.request_parser import RequestParser
+from headrace.http.responder import Responder, wait_for
+
+if TYPE_CHECKING:
+    from headrace.http.server import HttpServer
+
+_BUSY: Final = 3
+_LINGERING: Final = 4
+
+
+class ServerConnection(asyncio.Protocol):
+    """Owned by the server's set until the connection is lost and its handler has finished."""
+
+    def __init__(self, server: "HttpServer") -> None:
+        self._server = server
+        self._limits = server.limits
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]  # set before any use
+        self._parser: RequestParser = None  # type: ignore[assignment]  # set before any use
+        self._task: asyncio.Task[None] | None = None
+        self._has_begun = False
+        self._responder: Responder | None = None
+        self._backlog: list[bytes] = []
+        self._backlog_bytes = 0
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._drain_waiters: list[asyncio.Future[None]] = []
+        self._is_write_paused = False
+        self._is_lingering = False
+        self._is_surplus = False
+        self._linger_bytes = 0
+        self.num_requests = 0
+        self._phase_seen = -1
+        self._phase_since = 0.0
+        self._taken_seen = -1
+        self._taken_since = 0.0
+        self.bytes_received = 0
+        self.bytes_sent = 0
+        self.is_gone = False
+        """The client is gone, or the connection was cut: nothing written arrives any more."""
+        self._is_lost = False
+
+    # --- asyncio's side -------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        limits = self._limits
+        self._transport.set_write_buffer_limits(high=limits.write_buffer_high, low=limits.write_buffer_low)
+        peer = transport.get_extra_info("peername")
+        self._parser = RequestParser(limits, peer[0] if isinstance(peer, tuple) else "")
+        surplus = self._server.admit(self)
+        if surplus > limits.connections_surplus_max:
+            self.abort()
+        self._is_surplus = surplus > 0
+
+    def data_received(self, data: bytes) -> None:
+        self.bytes_received += len(data)
+        if self._task is not None:
+            self._keep_for_later(data)
+        elif self._is_lingering:
+            self._linger_bytes += len(data)
+            if self._linger_bytes > self._limits.linger_bytes_max:
+                self.abort()
+        elif not self.is_gone:
+            self._feed(data)
+
+    def eof_received(self) -> None:
+        """The client closed its side: it is gone. Returning None lets the transport flush and close."""
+        self.flush()
+        self._client_gone()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._client_gone()
+        self._is_lost = True
+        self._parser.close()
+        if self._task is None:
+            self._server.forget(self)
+
+    def pause_writing(self) -> None:
+        self._is_write_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_write_paused = False
+        self._wake_drain_waiters()
+
+    # --- reading and running handlers -------------------------------------------------------------
+
+    def _feed(self, data: bytes) -> None:
+        if self._is_surplus:
+            return self._refuse(RequestRefused(503, "too_many_connections", "Too many connections are open."))
+        parser = self._parser
+        rest = parser.feed(data)
+        if rest:
+            self._keep_for_later(rest)
+        if parser.ready:
+            self._start_next()
+        elif parser.refusal is not None:
+            self._refuse(parser.refusal)
+        elif parser.wants_continue:
+            parser.wants_continue = False
+            if not parser.body_bytes:
+                self.write_now(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _keep_for_later(self, data: bytes) -> None:
+        self._backlog.append(data)
+        self._backlog_bytes += len(data)
+        if self._backlog_bytes >= self._limits.pipelined_bytes_max:
+            self._transport.pause_reading()
+
+    def _start_next(self) -> None:
+        request = self._parser.ready.popleft()
+        self.num_requests += 1
+        self._responder = responder = Responder(self, request)
+        self._task = self._server.loop.create_task(self._run(request, responder))
+
+    async def _run(self, request: HttpRequest, responder: Responder) -> None:
+        server = self._server
+        self._has_begun = True
+        try:
+            if self.is_gone:
+                return
+            await server.handler(request, responder)
+            if not responder.is_closed:
+                raise HandlerFault(f"no complete reply to {request.method} {request.path}")
+        except asyncio.CancelledError:
+            # Ours when the client left or the server stops; otherwise the handler awaited something
+            # that was cancelled, and the client still deserves an answer.
+            if not self.is_gone and not server.is_draining:
+                server.report(request, responder, HandlerFault("the handler was cancelled from inside"))
+        except Exception as error:  # noqa: BLE001 - the one border where any fault becomes a reply
+            server.report(request, responder, error)
+        finally:
+            self._has_begun = False
+            self._task = self._responder = None
+            self._handler_done(responder)
+
+    def _handler_done(self, responder: Responder) -> None:
+        if self._is_lost:
+            self._server.forget(self)
+        elif self.is_gone:
+            pass  # closing; `connection_lost` will come
+        elif not responder.is_complete:
+            self.abort()
+        elif not responder.is_keep_alive or self.is_draining:
+            self._close_after_reply()
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Take the next request read ahead, or wait for one."""
+        parser = self._parser
+        if parser.ready:
+            self._start_next()
+        elif parser.refusal is not None:
+            self._refuse(parser.refusal)
+        elif self._backlog or parser.wants_continue:
+            data = b"".join(self._backlog)
+            self._backlog.clear()
+            self._backlog_bytes = 0
+            self._transport.resume_reading()
+            self._feed(data)
+
+    def _client_gone(self) -> None:
+        self.is_gone = True
+        self._pending.clear()
+        self._pending_bytes = 0
+        # A task cancelled before its first step would never run its own `finally`; `_run` looks itself.
+        if self._task is not None and self._has_begun:
+            assert self._responder is not None
+            if not self._responder.is_complete:
+                self._task.cancel()
+        self._wake_drain_waiters()
+
+    # --- writing ------------------------------------------------------------------------------
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a handler runs."""
+        return self._task is not None
+
+    @property
+    def date_line(self) -> bytes:
+        return self._server.date_line
+
+    @property
+    def is_draining(self) -> bool:
+        return self._server.is_draining
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more bytes wait for the client than the high mark, or still more than the low one."""
+        return self._is_write_paused or self._pending_bytes >= self._limits.write_buffer_high
+
+    def write(self, data: bytes) -> None:
+        """Send with whatever else is written in this turn of the loop, in one system call."""
+        if not self._pending:
+            self._server.flush_soon(self)
+        self._pending.append(data)
+        self._pending_bytes += len(data)
+
+    def write_now(self, data: bytes) -> None:
+        if self._pending:
+            self.write(data)
+        else:
+            self.bytes_sent += len(data)
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        pending = self._pending
+        if not pending:
+            return
+        data = pending[0] if len(pending) == 1 else b"".join(pending)
+        pending.clear()
+        self._pending_bytes = 0
+        self.bytes_sent += len(data)
+        self._transport.write(data)
+
+    async def drain(self) -> None:
+        self.flush()
+        if self._is_write_paused and not self.is_gone:
+            await wait_for(self._drain_waiters)
+
+    def _wake_drain_waiters(self) -> None:
+        for waiter in self._drain_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # --- ending -------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """Cut the connection now. A handler whose reply is not complete is cancelled."""
+        self._client_gone()
+        self._transport.abort()
+
+    def cancel(self) -> None:
+        """Cancel the handler, if one runs, because the server stops."""
+        if self._task is not None and self._has_begun:
+            self._task.cancel()
+        else:
+            self.abort()
+
+    def close_if_idle(self) -> None:
+        """Close a connection that has no request, begun or running."""
+        if self._task is None and self._parser.phase == request_parser.IDLE and not self._is_lingering:
+            self._close()
+
+    def _close(self) -> None:
+        self.flush()
+        self.is_gone = True
+        self._transport.close()
+
+    def _close_after_reply(self) -> None:
+        if self._backlog:  # closing with unread input resets the connection and may destroy the reply
+            self._linger()
+        else:
+            self._close()
+
+    def _refuse(self, refusal: RequestRefused) -> None:
+        headers, body = self._server.render_refusal(refusal.status, refusal.code, refusal.message)
+        self._server.count_refusal()
+        self.write_now(
+            b"%b%b%bcontent-length: %d\r\nconnection: close\r\n\r\n%b"
+            % (STATUS_LINES[refusal.status], self.date_line, render_headers(headers), len(body), body)
+        )
+        self._linger()
+
+    def _linger(self) -> None:
+        """Keep reading and throwing away, so that the client sees the answer instead of a reset."""
+        self.flush()
+        self._is_lingering = True
+        self._backlog.clear()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._transport.resume_reading()
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def check(self, now_s: float) -> None:
+        """Called once per sweep with the monotonic time in seconds: enforce every limit of time."""
+        self._check_write_stall(now_s)
+        phase = self._phase()
+        seen = self.num_requests * 8 + phase
+        if seen != self._phase_seen:
+            self._phase_seen = seen
+            self._phase_since = now_s
+            return
+        age_s = now_s - self._phase_since
+        limits = self._limits
+        if phase == request_parser.HEAD:
+            if age_s > limits.header_seconds_max:
+                self._refuse(RequestRefused(408, "request_timeout", "The headers took too long."))
+        elif phase == request_parser.BODY:
+            if age_s > limits.body_seconds_max + self._parser.body_bytes / limits.body_rate_min:
+                self._refuse(RequestRefused(408, "request_timeout", "The body took too long."))
+        elif phase == request_parser.IDLE:
+            if age_s > limits.keep_alive_seconds:
+                self._close()
+        elif phase == _LINGERING and age_s > limits.linger_seconds_max:
+            self.abort()
+
+    def _phase(self) -> int:
+        if self._is_lingering:
+            return _LINGERING
+        return _BUSY if self._task is not None else self._parser.phase
+
+    def _check_write_stall(self, now_s: float) -> None:
+        waiting = self._transport.get_write_buffer_size()
+        taken = self.bytes_sent - waiting
+        if not waiting or taken != self._taken_seen:
+            self._taken_seen = taken
+            self._taken_since = now_s
+        elif now_s - self._taken_since > self._limits.write_stall_seconds_max:
+            self.abort()

@@ -1,0 +1,300 @@
+"""Bytes in, whole requests out. No sockets, no clock.
+
+httptools (llhttp, strict) refuses by itself: bare CR or LF, folded headers, control characters, space
+before the colon, bad or doubled Content-Length, Content-Length beside Transfer-Encoding, bad chunk
+sizes. Added here: sizes, versions, Host, other doubled headers, any transfer coding but `chunked`.
+
+    IDLE ── first byte of a method ──▶ HEAD ── end of headers ──▶ BODY ── end of message ──▶ IDLE
+    any of them ── something wrong ──▶ `refusal` set, nothing more is parsed
+"""
+
+from collections import deque
+from typing import Final
+
+import httptools
+
+from headrace import bounds
+from headrace.http.errors import RequestRefused
+from headrace.http.limits import HttpLimits
+from headrace.http.message import HttpRequest, parse_target
+
+IDLE: Final = 0
+HEAD: Final = 1
+BODY: Final = 2
+
+_SINGLE_HEADERS: Final = frozenset(
+    (
+        b"authorization",
+        b"content-length",
+        b"content-type",
+        b"expect",
+        b"host",
+        b"idempotency-key",
+        b"transfer-encoding",
+        b"x-api-key",
+    )
+)
+_FRAMING_BYTES_MIN: Final = 64 * bounds.KIB
+_FRAMING_PER_BODY_BYTE: Final = 8
+
+
+class RequestParser:
+    """One per connection. `feed` bytes, take requests from `ready`, look at `refusal`.
+
+    `refusal` belongs after everything in `ready`. `wants_continue`: a client waits for `100 Continue`
+    before it sends the body of the request being parsed; whoever sends it clears the flag.
+    """
+
+    __slots__ = (
+        "_body",
+        "_client_address",
+        "_expect",
+        "_head_bytes",
+        "_headers",
+        "_is_http_1_0",
+        "_is_keep_alive",
+        "_is_last",
+        "_is_replaying",
+        "_is_upgrade",
+        "_limits",
+        "_method",
+        "_parser",
+        "_path",
+        "_query",
+        "_url",
+        "_wire_bytes",
+        "body_bytes",
+        "phase",
+        "ready",
+        "refusal",
+        "wants_continue",
+    )
+
+    def __init__(self, limits: HttpLimits, client_address: str) -> None:
+        self._limits = limits
+        self._client_address = client_address
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
+        self.ready: deque[HttpRequest] = deque()
+        self.refusal: RequestRefused | None = None
+        self.phase = IDLE
+        self.wants_continue = False
+        self.body_bytes = 0
+        self._head_bytes = 0
+        self._wire_bytes = 0
+        self._url = b""
+        self._method = ""
+        self._path = ""
+        self._query = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._expect = 0
+        self._is_http_1_0 = False
+        self._is_keep_alive = True
+        self._is_last = False
+        self._is_upgrade = False
+        self._is_replaying = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Parse `data`. Returns the part left alone because a request became ready before it."""
+        size = len(data)
+        step = bounds.PARSE_BYTES_PER_STEP
+        if size <= step:
+            self._feed_step(data)
+            return b""
+        view = memoryview(data)
+        offset = 0
+        while offset < size and self.refusal is None and not self._is_last:
+            # Inside a body of known length nothing can be pipelined before its end.
+            body_left = self._expect - self.body_bytes if self.phase == BODY else 0
+            length = max(step, body_left)
+            self._feed_step(view[offset : offset + length])
+            offset += length
+            if self.ready:
+                return data[offset:]
+        return b""
+
+    def close(self) -> None:
+        """Break the reference cycle with the C parser, so that no garbage collection is needed."""
+        self._parser = None
+        self._is_last = True
+
+    def _feed_step(self, data: bytes | memoryview) -> None:
+        if self._is_last or self.refusal is not None:
+            return  # what follows `Connection: close` or a refusal is nobody's
+        parser = self._parser
+        assert parser is not None
+        size = len(data)
+        self._wire_bytes += size
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(bytes(data[upgrade.args[0] :]))
+        except httptools.HttpParserError as error:
+            if not self._is_last:
+                self.refusal = _refusal_of(error)
+            return
+        if self.phase == BODY:
+            framing = self._wire_bytes - self.body_bytes
+            if framing > _FRAMING_BYTES_MIN + _FRAMING_PER_BODY_BYTE * self.body_bytes:
+                self.refusal = RequestRefused(400, "malformed_request", "The body is mostly chunk framing.")
+        elif self.phase == HEAD or not self.ready:
+            self._head_bytes += size
+            if self._head_bytes > self._limits.header_bytes_max + bounds.PARSE_BYTES_PER_STEP:
+                self.refusal = self._headers_too_large()
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Go on as if `Upgrade` had not been asked for, which a server may do (RFC 9110 7.8).
+
+        Java's HTTP client asks for h2c by default, also on a POST, and llhttp then takes the body for
+        the new protocol. So a fresh parser is given a head with the same framing, then the rest.
+        """
+        length = self._headers.get(b"content-length")
+        framing = b"content-length: %b\r\n" % length if length is not None else b""
+        if b"transfer-encoding" in self._headers:
+            framing = b"transfer-encoding: chunked\r\n"
+        self._parser = httptools.HttpRequestParser(self)
+        self._is_upgrade = False
+        self._is_replaying = True
+        self._feed_step(b"POST / HTTP/1.1\r\nhost: a\r\n%b\r\n" % framing)
+        self._is_replaying = False
+        if rest:
+            self._feed_step(rest)
+
+    # --- callbacks of httptools ---------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._is_replaying:
+            return
+        self.phase = HEAD
+        self._url = b""
+        self._headers = {}
+        self._body = []
+        self._expect = 0
+        self.body_bytes = 0
+        self._head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        if self._is_replaying:
+            return
+        self._url = self._url + url if self._url else url
+        if len(self._url) > self._limits.request_line_bytes_max:
+            most = self._limits.request_line_bytes_max
+            raise RequestRefused(414, "request_line_too_long", f"The request line is over {most} bytes.")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.phase == BODY or self._is_replaying:
+            return  # trailers are allowed and not used; `_feed_step` bounds them
+        name = name.lower()
+        value = value.rstrip()
+        headers = self._headers
+        if name in headers:
+            if name in _SINGLE_HEADERS:
+                text = f"The header {name.decode('ascii')} is given twice."
+                raise RequestRefused(400, "malformed_request", text)
+            value = headers[name] + (b"; " if name == b"cookie" else b", ") + value
+        headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        if self._is_replaying:
+            self.phase = BODY
+            return
+        parser = self._parser
+        assert parser is not None
+        headers = self._headers
+        self._check_version(parser.get_http_version())
+        if len(headers) > self._limits.header_count_max:
+            raise self._headers_too_large()
+        if self._wire_bytes > self._limits.header_bytes_max:
+            size = sum(len(name) + len(value) + 4 for name, value in headers.items())
+            if size > self._limits.header_bytes_max:
+                raise self._headers_too_large()
+        self._is_keep_alive = parser.should_keep_alive()
+        self._method = parser.get_method().decode("ascii")
+        if parser.should_upgrade():
+            if self._method == "CONNECT":
+                raise RequestRefused(400, "malformed_request", "CONNECT is for proxies; this is none.")
+            self._is_upgrade = True
+        self._path, self._query = parse_target(self._url)
+        self._wire_bytes = 0
+        self.phase = BODY
+        length = headers.get(b"content-length")
+        if length is not None:
+            self._expect = int(length)
+            if self._expect > self._limits.body_bytes_max:
+                raise self._body_too_large()
+        if b"transfer-encoding" in headers:
+            self._check_transfer_encoding()
+        if b"expect" in headers:
+            self._check_expect()
+
+    def on_body(self, data: bytes) -> None:
+        self.body_bytes += len(data)
+        if self.body_bytes > self._limits.body_bytes_max:
+            raise self._body_too_large()
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        if self._is_upgrade:
+            return
+        body = self._body
+        request = HttpRequest(
+            self._method,
+            self._path,
+            self._query,
+            self._headers,
+            body[0] if len(body) == 1 else b"".join(body),
+            client_address=self._client_address,
+            is_keep_alive=self._is_keep_alive,
+            is_http_1_0=self._is_http_1_0,
+        )
+        self.ready.append(request)
+        self.phase = IDLE
+        self.wants_continue = False
+        self._is_last = not self._is_keep_alive
+        self._body = []
+        self._wire_bytes = 0
+
+    # --- checks ---------------------------------------------------------------------------------
+
+    def _check_version(self, version: str) -> None:
+        if version == "1.1":
+            self._is_http_1_0 = False
+            if b"host" not in self._headers:
+                raise RequestRefused(400, "malformed_request", "The Host header is missing.")
+        elif version == "1.0":
+            self._is_http_1_0 = True
+        else:
+            raise RequestRefused(505, "http_version_not_supported", "Only HTTP/1.1 and 1.0 are spoken here.")
+
+    def _check_transfer_encoding(self) -> None:
+        if self._is_http_1_0 or self._headers[b"transfer-encoding"].lower() != b"chunked":
+            text = "The only transfer encoding understood is 'chunked', in HTTP/1.1."
+            raise RequestRefused(400, "malformed_request", text)
+
+    def _check_expect(self) -> None:
+        if self._headers[b"expect"].lower() != b"100-continue":
+            raise RequestRefused(417, "expectation_failed", "The only expectation met is '100-continue'.")
+        self.wants_continue = not self._is_http_1_0
+
+    def _headers_too_large(self) -> RequestRefused:
+        text = (
+            f"Headers may have {self._limits.header_bytes_max} bytes, {self._limits.header_count_max} lines."
+        )
+        return RequestRefused(431, "headers_too_large", text)
+
+    def _body_too_large(self) -> RequestRefused:
+        text = f"The request body is over {self._limits.body_bytes_max} bytes."
+        return RequestRefused(413, "body_too_large", text)
+
+
+def _refusal_of(error: httptools.HttpParserError) -> RequestRefused:
+    """Translate what stopped the parser: our own refusal from a callback, or llhttp's reason."""
+    cause = error.__context__
+    if isinstance(cause, RequestRefused):
+        return cause
+    if isinstance(error, httptools.HttpParserCallbackError):
+        raise error  # a bug in a callback above, not the client's doing
+    reason = str(error)
+    if reason in ("Invalid HTTP version", "Pause on PRI/Upgrade"):
+        return RequestRefused(505, "http_version_not_supported", "Only HTTP/1.1 and 1.0 are spoken here.")
+    return RequestRefused(400, "malformed_request", f"The request is not well-formed HTTP/1.1: {reason}.")

@@ -1,0 +1,1 @@
+"""Pure ledger rules: which record opens and which ends an operation."""

@@ -1,0 +1,1 @@
+"""Process roles: what starts, watches and stops what."""

@@ -1,0 +1,259 @@
+"""Keeps the embedded workers running: start, watch, read what a dead one left, start again."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from headrace.clock import Clock
+from headrace.config.settings import BUILTIN_MODEL, ModelSettings, Settings
+from headrace.core.core import Core
+from headrace.core.embedded import EmbeddedReplica
+from headrace.core.messages import WorkerView
+from headrace.errors import ProtocolError, SetupError
+from headrace.runtime.child import Child, ChildDied
+from headrace.worker.link import WorkerLink
+from headrace.worker.process import Failed, Ready, WorkerOrders
+from headrace.worker.progress import read_records
+
+RESTART_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
+"""Pauses before the first, second, … restart in a row."""
+STABLE_SECONDS = 60.0
+"""A worker that ran so long starts the row anew."""
+CHECK_SECONDS = 1.0
+HEARTBEAT_SECONDS_MAX = 15.0
+"""A worker's network thread that is silent for longer is taken for dead."""
+
+PROGRESS_SUFFIX = ".progress"
+
+_log = structlog.get_logger()
+_answer = msgspec.json.Decoder(Ready | Failed).decode
+
+
+class Worker:
+    """One supervised worker: a name that lives on while processes come and go."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        model: ModelSettings,
+        model_path: Path | None,
+        settings: Settings,
+        core: Core,
+        clock: Clock,
+        sockets: Path,
+        data: Path,
+    ) -> None:
+        self.worker_id = worker_id
+        self._model = model
+        self._model_path = model_path
+        self._settings = settings
+        self._core = core
+        self._clock = clock
+        self._sockets = sockets
+        self._data = data
+        self._life = 0
+        self._child: Child | None = None
+        self._replica: EmbeddedReplica | None = None
+        self._is_stopping = False
+        self._failures = 0
+        self._status = "starting"
+        self._last_error: str | None = None
+        self._ready: Ready | None = None
+        self._ready_ts: int | None = None
+        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when it has been ready for the first time; fails if it never can be."""
+        self._core.expect_replica(model.id, self._replica_id(1))
+
+    async def run(self) -> None:
+        """Run one process after the other until stopped, or until one says that no other can work."""
+        while not self._is_stopping:
+            began_us = self._clock.monotonic_us()
+            is_final = await self._live()
+            if self._is_stopping:
+                break
+            lived_s = (self._clock.monotonic_us() - began_us) / 1e6
+            self._failures = 1 if lived_s > STABLE_SECONDS else self._failures + 1
+            if is_final:
+                self._status = "down"
+                return
+            self._status = "starting"
+            pause_s = RESTART_SECONDS[min(self._failures - 1, len(RESTART_SECONDS) - 1)]
+            _log.warning("worker_restarts", worker=self.worker_id, pause_s=pause_s, error=self._last_error)
+            await asyncio.sleep(pause_s)
+        self._status = "down"
+
+    async def drain(self, timeout_s: float) -> None:
+        """Let running attempts finish, then stop the process."""
+        self._is_stopping = True
+        self._status = "draining"
+        if self._child is not None:
+            await self._child.stop(timeout_s)
+
+    def kill(self) -> None:
+        """Stop at once; what it was doing is settled from its progress file."""
+        self._is_stopping = True
+        if self._child is not None:
+            self._child.kill()
+
+    def view(self) -> WorkerView:
+        engine = None if self._replica is None else msgspec.to_builtins(self._replica.engine)
+        metrics_url = None
+        if self._ready is not None:
+            metrics_url = f"http://{self._settings.metrics_host}:{self._ready.metrics_port}/metrics"
+        return WorkerView(
+            id=self.worker_id,
+            model=self._model.id,
+            kind="embedded",
+            status=self._status,
+            address=str(self._socket()),
+            pid=self._child.pid if self._child and not self._child.has_ended else None,
+            slots=self._model.engine.max_batch_size,
+            running=self._core.running_on(self._model.id, self._replica_id(self._life)),
+            restarts=max(0, self._life - 1),
+            ready_ts=self._ready_ts,
+            last_error=self._last_error,
+            metrics_url=metrics_url,
+            engine=engine,
+        )
+
+    async def _live(self) -> bool:
+        """One process from start to end. True if there is no use in starting another."""
+        self._life += 1
+        replica_id = self._replica_id(self._life)
+        child = self._child = await Child.start(
+            "worker", msgspec.json.encode(self._orders()), environment=_OPENMP
+        )
+        link: WorkerLink | None = None
+        is_final = False
+        try:
+            link = await self._connect(child, replica_id)
+            await self._watch(child, link)
+        except _FailedForGood as failure:
+            is_final = True
+            self._last_error = str(failure)
+            if not self.started.done():
+                self.started.set_exception(SetupError(f"worker {self.worker_id}: {failure}"))
+        except (ChildDied, OSError, ProtocolError) as error:
+            self._last_error = str(error)
+        finally:
+            self._replica = None
+            self._ready = None
+            self._ready_ts = None
+            child.kill()
+            status = await child.wait()
+            self._core.remove_replica(self._model.id, replica_id, successor_id=self._successor(is_final))
+            self._hand_in(link)
+            _log.info("worker_ended", worker=self.worker_id, pid=child.pid, status=status)
+        if self._last_error is None or link is not None:
+            self._last_error = f"the process ended with status {status}"
+        return is_final
+
+    async def _connect(self, child: Child, replica_id: str) -> WorkerLink:
+        answer = _answer(await child.answer())
+        if isinstance(answer, Failed):
+            if answer.is_final:
+                raise _FailedForGood(answer.message)
+            raise ProtocolError(answer.message)
+        link, hello = await WorkerLink.connect(self._socket())
+        self._replica = EmbeddedReplica(
+            replica_id=replica_id, worker_id=self.worker_id, link=link, hello=hello
+        )
+        self._ready = answer
+        self._ready_ts = self._clock.wall_us()
+        self._status = "ready"
+        self._last_error = None
+        _log.info(
+            "worker_ready",
+            worker=self.worker_id,
+            pid=child.pid,
+            load_ms=hello.load_us // 1000,
+            warm_up_ms=hello.warm_up_us // 1000,
+            resident_mb=answer.resident_bytes // 1_000_000,
+        )
+        self._core.add_replica(self._model.id, self._replica, capacity=hello.engine.sequences)
+        if not self.started.done():
+            self.started.set_result(None)
+        return link
+
+    async def _watch(self, child: Child, link: WorkerLink) -> None:
+        """Return when the process has ended, its connection is lost, or it is stuck."""
+        ended = asyncio.ensure_future(child.wait())
+        lost = asyncio.ensure_future(link.lost.wait())
+        try:
+            while True:
+                done, _ = await asyncio.wait(
+                    (ended, lost), timeout=CHECK_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                if done:
+                    return
+                if link.is_stuck(
+                    step_s_max=self._settings.worker_step_timeout_s, silence_s_max=HEARTBEAT_SECONDS_MAX
+                ):
+                    _log.error("worker_stuck", worker=self.worker_id, pid=child.pid)
+                    return
+        finally:
+            ended.cancel()
+            lost.cancel()
+
+    def _hand_in(self, link: WorkerLink | None) -> None:
+        """Settle what the dead process was doing from what it noted.
+
+        Its file stays until the next life ends or the server stops: by then those records are in the
+        ledger. Should the server die before that, its next start reads the file again.
+        """
+        if link is not None:
+            link.break_off()
+            link.deliver(read_records(self._progress(self._life)))
+        self._progress(self._life - 1).unlink(missing_ok=True)
+        self._socket().unlink(missing_ok=True)
+
+    def _successor(self, is_final: bool) -> str | None:
+        return None if is_final or self._is_stopping else self._replica_id(self._life + 1)
+
+    def _orders(self) -> WorkerOrders:
+        settings = self._settings
+        return WorkerOrders(
+            worker_id=self.worker_id,
+            model_path=str(self._model_path) if self._model_path else None,
+            engine=self._model.engine,
+            socket=str(self._socket()),
+            progress=str(self._progress(self._life)),
+            cache=str(self._data / "models"),
+            metrics_host=settings.metrics_host,
+            drain_s=settings.drain_s,
+            log_level=settings.log.level,
+            log_format=settings.log.format,
+        )
+
+    def _replica_id(self, life: int) -> str:
+        return f"{self.worker_id}.{life}"
+
+    def _socket(self) -> Path:
+        return self._sockets / f"w{self._life}-{self.worker_id[-40:].replace('/', '_')}.sock"
+
+    def _progress(self, life: int) -> Path:
+        return self._data / "progress" / f"{self.worker_id.replace('/', '_')}.{life}{PROGRESS_SUFFIX}"
+
+
+class _FailedForGood(Exception):
+    """The worker said that starting it again cannot help."""
+
+
+_OPENMP = {"OMP_WAIT_POLICY": "passive"}
+"""Compute threads that spin while they wait take the cores from the gateway beside them."""
+
+
+def model_path(model: ModelSettings, builtin: Path) -> Path | None:
+    """The file a model's workers load; None for a stub."""
+    if model.engine.stub is not None:
+        return None
+    assert model.path is not None
+    return builtin if model.path == "builtin" else Path(model.path)
+
+
+def default_model() -> ModelSettings:
+    """What is served when nothing else is set."""
+    return ModelSettings(id=BUILTIN_MODEL, path="builtin")

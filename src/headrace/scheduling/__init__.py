@@ -1,0 +1,1 @@
+"""Pure scheduling policy: no I/O, no clock, no randomness."""

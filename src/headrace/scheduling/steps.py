@@ -1,0 +1,83 @@
+"""What one engine step computes: all running sequences' next tokens and a portion of prefill.
+
+A step is two forward calls. First every decoding sequence's token, so that running streams are
+served before anything else and their results do not depend on what is being prefilled; then one
+portion of prompt tokens. The portion is what is left of the token budget, cut so that the step keeps
+to its target time: that bounds how long a stream waits for its next token while a long prompt is read
+in, and how long an abort or a new request waits for its turn.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+CHUNK_GRAIN: Final = 32
+"""Portions are multiples of this many tokens: matrix kernels work in rows of 32 and fixed shapes let
+the library reuse its compute graph."""
+
+_SMOOTHING: Final = 0.2
+"""Weight of the newest measurement in the running mean of prefill speed."""
+
+
+class StepLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The budgets of a step."""
+
+    batch_tokens_max: int
+    """Most tokens computed in a step, decode and prefill together."""
+    target_step_ms: float
+    """How long a step should take while streams are running."""
+    idle_step_ms: float
+    """How long a step may take while nothing is decoding: only aborts and newcomers wait for it."""
+
+    def __post_init__(self) -> None:
+        assert self.batch_tokens_max >= CHUNK_GRAIN
+        assert 0 < self.target_step_ms <= self.idle_step_ms
+
+
+class PrefillPace:
+    """How many prompt tokens fit into a step, learned from the steps so far."""
+
+    def __init__(self, limits: StepLimits) -> None:
+        self._limits = limits
+        self._tokens_per_ms = 0.0
+        self._decode_ms = 0.0
+
+    def observe_prefill(self, tokens: int, seconds: float) -> None:
+        """Take in a finished prefill call of `tokens` tokens."""
+        if tokens < CHUNK_GRAIN or seconds <= 0:
+            return  # too short to say anything about speed
+        speed = tokens / (seconds * 1000)
+        known = self._tokens_per_ms
+        self._tokens_per_ms = speed if known == 0 else known + _SMOOTHING * (speed - known)
+
+    def observe_decode(self, seconds: float) -> None:
+        """Take in the decode call of the step at hand, which the prefill call will share its time with."""
+        self._decode_ms = seconds * 1000
+
+    def portion(self, *, num_decoding: int) -> int:
+        """Most prompt tokens to compute in this step."""
+        limits = self._limits
+        room = limits.batch_tokens_max - num_decoding
+        if self._tokens_per_ms > 0:
+            left_ms = limits.idle_step_ms if num_decoding == 0 else limits.target_step_ms - self._decode_ms
+            fitting = int(left_ms * self._tokens_per_ms) // CHUNK_GRAIN * CHUNK_GRAIN
+            room = min(room, fitting)
+        # Even when decoding alone fills the step, prefill must go on: a waiting prompt never starves.
+        return max(CHUNK_GRAIN, room)
+
+
+def share_out(remaining: Sequence[int], portion: int) -> list[int]:
+    """Split a portion over prompts, first come first served: tokens for each, in the same order.
+
+    `remaining` holds each prompt's tokens still to compute; the list returned is cut after the last
+    prompt that gets any.
+    """
+    shares: list[int] = []
+    for tokens in remaining:
+        if portion <= 0:
+            break
+        share = min(tokens, portion)
+        shares.append(share)
+        portion -= share
+    return shares

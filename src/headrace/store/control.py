@@ -1,0 +1,226 @@
+"""control.db: tenants, keys (their claims, never the keys) and public signing keys.
+
+Plain rows in, plain rows out; the rules are in `core.directory`, the only writer. Every change also
+appends a row to `changes` (who, what, when) in the same transaction, which cannot be edited or deleted:
+the seed of the audit log. Commits are on disk (`synchronous=FULL`) when a method returns, since a
+revocation must not be undone by a power cut. That blocks the caller for the length of one fsync; changes
+are rare.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from headrace.store.errors import StoreUnavailable
+from headrace.store.sqlite import open_database
+
+_SCHEMA: Final = (
+    """
+    CREATE TABLE tenants (
+        id TEXT PRIMARY KEY,
+        name TEXT,
+        status TEXT NOT NULL CHECK (status IN ('active', 'disabled')),
+        created_us INTEGER NOT NULL,
+        updated_us INTEGER NOT NULL,
+        version INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE keys (
+        position INTEGER PRIMARY KEY,
+        jti TEXT NOT NULL UNIQUE,
+        kind TEXT NOT NULL CHECK (kind IN ('tenant', 'admin')),
+        tenant TEXT NOT NULL,
+        user TEXT,
+        name TEXT,
+        scopes TEXT NOT NULL,
+        kid TEXT NOT NULL,
+        created_us INTEGER NOT NULL,
+        expires_us INTEGER NOT NULL,
+        revoked_us INTEGER
+    ) STRICT;
+    CREATE TABLE signing_keys (
+        kid TEXT PRIMARY KEY,
+        public_key TEXT NOT NULL,
+        created_us INTEGER NOT NULL,
+        retired_us INTEGER
+    ) STRICT;
+    CREATE TABLE changes (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        at_us INTEGER NOT NULL,
+        actor TEXT NOT NULL,
+        action TEXT NOT NULL,
+        subject TEXT NOT NULL,
+        body TEXT NOT NULL
+    ) STRICT;
+    CREATE TRIGGER changes_no_update BEFORE UPDATE ON changes
+        BEGIN SELECT RAISE(ABORT, 'the list of changes is append-only'); END;
+    CREATE TRIGGER changes_no_delete BEFORE DELETE ON changes
+        BEGIN SELECT RAISE(ABORT, 'the list of changes is append-only'); END;
+    """,
+)
+
+
+class Tenant(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `tenants`. Times in microseconds since 1970 UTC."""
+
+    id: str
+    name: str | None
+    status: Literal["active", "disabled"]
+    created_us: int
+    updated_us: int
+    version: int
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `keys`: what the key claims. Times in microseconds since 1970 UTC."""
+
+    jti: str
+    kind: Literal["tenant", "admin"]
+    tenant: str
+    user: str | None
+    name: str | None
+    scopes: tuple[str, ...]
+    kid: str
+    created_us: int
+    expires_us: int
+    revoked_us: int | None = None
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """Who did what to which thing. `actor` is the `jti` of an admin key, or the name of a role."""
+
+    at_us: int
+    actor: str
+    action: str
+    subject: str
+    body: dict[str, Any] = {}
+
+
+class ControlStore:
+    """The file. Methods raise `StoreUnavailable` when the disk refuses; nothing has changed then."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    @classmethod
+    def open(cls, path: Path) -> "ControlStore":
+        """Opens or creates the file. Raises `SetupError`."""
+        return cls(open_database(path, _SCHEMA, synchronous="FULL", timeout_s=1.0))
+
+    def close(self) -> None:
+        """Closes the file; the store is of no use after this."""
+        self._connection.close()
+
+    def tenants(self) -> list[Tenant]:
+        """All tenants, by id."""
+        rows = self._connection.execute(
+            "SELECT id, name, status, created_us, updated_us, version FROM tenants ORDER BY id"
+        )
+        return [
+            msgspec.convert(dict(zip(Tenant.__struct_fields__, row, strict=True)), Tenant) for row in rows
+        ]
+
+    def api_keys(self) -> list[Key]:
+        """All keys, revoked and expired ones too, oldest first."""
+        rows = self._connection.execute(
+            "SELECT jti, kind, tenant, user, name, scopes, kid, created_us, expires_us, revoked_us"
+            " FROM keys ORDER BY position"
+        )
+        found = []
+        for row in rows:
+            values = dict(zip(Key.__struct_fields__, row, strict=True))
+            values["scopes"] = msgspec.json.decode(values["scopes"])
+            found.append(msgspec.convert(values, Key))
+        return found
+
+    def public_keys(self) -> dict[str, str]:
+        """Public signing keys that are not retired, in base64url, by `kid`."""
+        return dict(
+            self._connection.execute(
+                "SELECT kid, public_key FROM signing_keys WHERE retired_us IS NULL ORDER BY created_us"
+            )
+        )
+
+    def changes(self, *, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
+        """Changes with a sequence number above `after`, oldest first, with their numbers."""
+        rows = self._connection.execute(
+            "SELECT seq, at_us, actor, action, subject, body FROM changes WHERE seq > ? ORDER BY seq LIMIT ?",
+            (after, limit),
+        )
+        return [
+            (
+                seq,
+                Change(
+                    at_us=at_us,
+                    actor=actor,
+                    action=action,
+                    subject=subject,
+                    body=msgspec.json.decode(body, type=dict[str, Any]),
+                ),
+            )
+            for seq, at_us, actor, action, subject, body in rows
+        ]
+
+    def save_tenant(self, tenant: Tenant, change: Change) -> None:
+        """Adds the tenant or replaces its row."""
+        with self._transaction(change) as connection:
+            connection.execute(
+                "INSERT INTO tenants VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET name=excluded.name,"
+                " status=excluded.status, updated_us=excluded.updated_us, version=excluded.version",
+                msgspec.structs.astuple(tenant),
+            )
+
+    def add_key(self, key: Key, change: Change) -> None:
+        """Adds a key's claims."""
+        scopes = msgspec.json.encode(key.scopes).decode()
+        with self._transaction(change) as connection:
+            connection.execute(
+                "INSERT INTO keys (jti, kind, tenant, user, name, scopes, kid, created_us, expires_us, revoked_us)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                msgspec.structs.astuple(msgspec.structs.replace(key, scopes=scopes)),
+            )
+
+    def revoke_key(self, jti: str, change: Change) -> None:
+        """Marks a key as revoked at `change.at_us`; an earlier revocation stays."""
+        with self._transaction(change) as connection:
+            connection.execute(
+                "UPDATE keys SET revoked_us = ? WHERE jti = ? AND revoked_us IS NULL", (change.at_us, jti)
+            )
+
+    def add_signing_key(self, kid: str, public_key: str, change: Change) -> None:
+        """Adds a public signing key, in base64url."""
+        with self._transaction(change) as connection:
+            connection.execute(
+                "INSERT INTO signing_keys VALUES (?, ?, ?, NULL)", (kid, public_key, change.at_us)
+            )
+
+    def retire_signing_key(self, kid: str, change: Change) -> None:
+        """From here on keys signed with it are not valid any more."""
+        with self._transaction(change) as connection:
+            connection.execute("UPDATE signing_keys SET retired_us = ? WHERE kid = ?", (change.at_us, kid))
+
+    @contextmanager
+    def _transaction(self, change: Change) -> Iterator[sqlite3.Connection]:
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute(
+                "INSERT INTO changes (at_us, actor, action, subject, body) VALUES (?, ?, ?, ?, ?)",
+                (
+                    change.at_us,
+                    change.actor,
+                    change.action,
+                    change.subject,
+                    msgspec.json.encode(change.body).decode(),
+                ),
+            )
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"control data could not be saved: {error}") from error
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")

@@ -1,0 +1,1 @@
+"""Logs and metrics: their form, not their meaning."""

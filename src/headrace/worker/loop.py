@@ -1,0 +1,285 @@
+"""The engine loop: continuous batching on a thread of its own.
+
+Between steps, attempts join and leave. A step computes the next token of every running sequence and
+a portion of the prompts still to be read in (`headrace.scheduling.steps` says how much). The loop
+owns the engine; other threads only put commands into its inbox. What happened goes out through one
+callback per forward call, after the progress file has it.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from headrace.clock import Clock
+from headrace.engine.protocol import Engine, Forward, Span
+from headrace.errors import EngineFault
+from headrace.scheduling.steps import PrefillPace, StepLimits, share_out
+from headrace.worker.messages import AttemptRecord, FinishReason, Piece
+from headrace.worker.progress import ProgressFile
+from headrace.worker.sequence import Sequence
+from headrace.worker.stats import StepStats
+
+FAULTS_MAX = 3
+"""After so many faults in a row the engine is given up and the process ends."""
+
+
+class LoopNews(msgspec.Struct, gc=False):
+    """What one forward call, or one round of commands, brought about: (connection, item) pairs."""
+
+    pieces: list[tuple[int, Piece]]
+    records: list[tuple[int, AttemptRecord]]
+
+
+class EngineLoop:
+    """Runs attempts on an engine. Public methods may be called from any thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        limits: StepLimits,
+        clock: Clock,
+        progress: ProgressFile,
+        on_news: Callable[[LoopNews], None],
+        stats: StepStats,
+    ) -> None:
+        self._engine = engine
+        self._info = engine.info
+        self._vocabulary = engine.vocabulary
+        self._clock = clock
+        self._progress = progress
+        self._on_news = on_news
+        self._stats = stats
+        self._pace = PrefillPace(limits)
+        self._inbox: deque[Sequence | str] = deque()
+        self._wake = threading.Event()
+        self._is_stopping = False
+        self._waiting: deque[Sequence] = deque()
+        self._prefilling: list[Sequence] = []
+        self._decoding: list[Sequence] = []
+        self._free_slots = list(range(self._info.sequences - 1, -1, -1))
+        self._news = LoopNews([], [])
+        self._faults = 0
+        self._drawn = 0
+
+    # --- any thread -----------------------------------------------------------------------------
+
+    def submit(self, sequence: Sequence) -> None:
+        """Run this attempt as soon as a slot is free, in order of arrival."""
+        self._inbox.append(sequence)
+        self._wake.set()
+
+    def abort(self, attempt_id: str) -> None:
+        """End this attempt at the next step. Without effect if it is not here (any more)."""
+        self._inbox.append(attempt_id)
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End `run` after the step at hand; what still runs is aborted."""
+        self._is_stopping = True
+        self._wake.set()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._prefilling) + len(self._decoding)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting) + len(self._inbox)
+
+    # --- the engine thread ------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Step until stopped. Raises `EngineFault` when the engine fails again and again."""
+        while not self._is_stopping:
+            self.step()
+            if not (self._inbox or self._waiting or self._prefilling or self._decoding):
+                self._wake.wait()
+                self._wake.clear()
+        for sequence in [*self._waiting, *self._prefilling, *self._decoding]:
+            self._finish(sequence, "aborted", error="the worker is stopping")
+        self._tell()
+
+    def step(self) -> None:
+        """One round: commands, newcomers, every running sequence's next token, a portion of prefill."""
+        began_us = self._clock.monotonic_us()
+        self._stats.step_began(began_us)
+        self._take_commands()
+        self._admit()
+        compute_s = sample_s = 0.0
+        self._drawn = 0
+        num_decoding = len(self._decoding)
+        if self._decoding:
+            done = self._decode()
+            compute_s, sample_s = compute_s + done.compute_s, sample_s + done.sample_s
+        self._tell()
+        prefill_tokens = 0
+        if self._prefilling:
+            prefill_tokens, done = self._prefill(num_decoding)
+            compute_s, sample_s = compute_s + done.compute_s, sample_s + done.sample_s
+        self._tell()
+        self._stats.step_ended(
+            now_us=self._clock.monotonic_us(),
+            decoding=num_decoding,
+            prefill_tokens=prefill_tokens,
+            generated=self._drawn,
+            compute_s=compute_s,
+            sample_s=sample_s,
+            kv_tokens=sum(sequence.kv_tokens for sequence in self._decoding)
+            + sum(sequence.kv_tokens for sequence in self._prefilling),
+            waiting=self.num_waiting,
+        )
+
+    def _take_commands(self) -> None:
+        inbox = self._inbox
+        while inbox:
+            command = inbox.popleft()
+            if isinstance(command, Sequence):
+                self._waiting.append(command)
+            else:
+                self._abort(command)
+
+    def _abort(self, attempt_id: str) -> None:
+        for group in (self._decoding, self._prefilling, self._waiting):
+            for sequence in group:
+                if sequence.attempt_id == attempt_id:
+                    group.remove(sequence)
+                    self._finish(sequence, "aborted")
+                    return
+
+    def _admit(self) -> None:
+        while self._waiting and self._free_slots:
+            sequence = self._waiting.popleft()
+            slot = self._free_slots.pop()
+            wall_us = self._clock.wall_us()
+            self._engine.open(slot, sequence.sampling)
+            sequence.opened(slot, now_us=self._clock.monotonic_us(), wall_us=wall_us)
+            self._progress.started(
+                sequence.attempt_id,
+                tenant_id=sequence.tenant_id,
+                prompt_tokens=len(sequence.prompt),
+                wall_us=wall_us,
+            )
+            self._prefilling.append(sequence)
+
+    def _decode(self) -> Forward:
+        batch = self._decoding
+        spans = [Span(one.slot, len(one.prompt) + one.generated - 1, [one.last_token], True) for one in batch]
+        done = self._forward(spans, batch)
+        if done is None:
+            return _NOTHING
+        self._pace.observe_decode(done.compute_s)
+        now_us = self._clock.monotonic_us()
+        wall_us = self._clock.wall_us()
+        for one in batch:
+            one.grew(now_us=now_us)
+        self._decoding = [
+            one
+            for one, token in zip(batch, done.tokens, strict=True)
+            if not self._take_token(one, token, now_us=now_us, wall_us=wall_us)
+        ]
+        self._note_progress(batch, wall_us=wall_us)
+        return done
+
+    def _prefill(self, num_decoding: int) -> tuple[int, Forward]:
+        shares = share_out(
+            [len(one.prompt) - one.computed for one in self._prefilling],
+            min(self._pace.portion(num_decoding=num_decoding), self._info.batch_tokens),
+        )
+        batch = self._prefilling[: len(shares)]
+        spans = [
+            Span(
+                one.slot,
+                one.computed,
+                one.prompt[one.computed : one.computed + share],
+                one.computed + share == len(one.prompt),
+            )
+            for one, share in zip(batch, shares, strict=True)
+        ]
+        done = self._forward(spans, batch)
+        if done is None:
+            return 0, _NOTHING
+        num_tokens = sum(shares)
+        self._pace.observe_prefill(num_tokens, done.compute_s)
+        now_us = self._clock.monotonic_us()
+        wall_us = self._clock.wall_us()
+        for one, share, token in zip(batch, shares, done.tokens, strict=True):
+            one.grew(now_us=now_us)
+            one.computed += share
+            if one.is_prefilling:
+                continue
+            self._prefilling.remove(one)
+            self._stats.prefilled(now_us - one.opened_us)
+            if not self._take_token(one, token, now_us=now_us, wall_us=wall_us):
+                self._decoding.append(one)
+        self._note_progress(batch, wall_us=wall_us)
+        return num_tokens, done
+
+    def _forward(self, spans: list[Span], batch: list[Sequence]) -> Forward | None:
+        """Compute; None if the engine failed, after its sequences were ended with an error."""
+        try:
+            done = self._engine.forward(spans)
+        except EngineFault as fault:
+            self._faults += 1
+            self._stats.faulted()
+            for one in list(batch):
+                (self._prefilling if one in self._prefilling else self._decoding).remove(one)
+                self._finish(one, "error", error=str(fault))
+            if self._faults >= FAULTS_MAX:
+                self._tell()
+                raise
+            return None
+        self._faults = 0
+        return done
+
+    def _take_token(self, one: Sequence, token: int, *, now_us: int, wall_us: int) -> bool:
+        """Add a drawn token to its sequence. True when that ended it."""
+        self._drawn += 1
+        one.drew(token, now_us=now_us, wall_us=wall_us)
+        reason: FinishReason | None = None
+        if self._vocabulary.is_end(token):
+            text, reason = one.text.end(), "stop"
+        else:
+            text = one.text.feed(self._vocabulary.token_bytes(token))
+            if one.text.has_stopped:
+                reason = "stop"
+            elif one.generated >= one.max_tokens:
+                text, reason = text + one.text.end(), "length"
+        # A token that is not text yet (half a character, the beginning of a stop string) is told as well:
+        # whoever is settled from the gateway's last knowledge is settled with the right count.
+        self._news.pieces.append((one.connection_id, Piece(one.attempt_id, text, one.generated)))
+        if reason is None:
+            return False
+        self._finish(one, reason)
+        return True
+
+    def _note_progress(self, batch: Iterable[Sequence], *, wall_us: int) -> None:
+        counts = [(one.attempt_id, one.computed, one.generated) for one in batch if one.slot >= 0]
+        if counts:
+            self._progress.advanced(counts, wall_us=wall_us)
+
+    def _finish(self, one: Sequence, reason: FinishReason, *, error: str | None = None) -> None:
+        record = one.record(
+            reason,
+            info=self._info,
+            now_us=self._clock.monotonic_us(),
+            wall_us=self._clock.wall_us(),
+            error=error,
+        )
+        if one.slot >= 0:
+            self._engine.close(one.slot)
+            self._free_slots.append(one.slot)
+            one.slot = -1
+        self._progress.finished(record)
+        self._stats.finished(record)
+        self._news.records.append((one.connection_id, record))
+
+    def _tell(self) -> None:
+        if self._news.pieces or self._news.records:
+            news, self._news = self._news, LoopNews([], [])
+            self._on_news(news)
+
+
+_NOTHING = Forward([], 0.0, 0.0)

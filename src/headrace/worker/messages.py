@@ -1,0 +1,134 @@
+"""What a gateway and a worker say to each other.
+
+One connection for each gateway, many attempts at once on it. The worker sends the news of all
+sequences of a step in one frame, so that the cost of a frame is paid per step, not per token.
+
+Gateway to worker: `Submit`, `Abort`, `Acknowledge`, `Drain`.
+Worker to gateway: `Hello` once, then `News`: accepted or rejected attempts, pieces of text, final
+records; and `Status` at least every second.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from headrace.engine.protocol import EngineInfo
+from headrace.request.messages import Message
+from headrace.request.sampling import Sampling
+
+PROTOCOL_VERSION = 1
+
+FinishReason = Literal["stop", "length", "aborted", "error"]
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Run this attempt. Answered by `Accepted` or `Rejected`, then pieces, then one `AttemptRecord`."""
+
+    attempt_id: str
+    tenant_id: str
+    messages: list[Message]
+    max_tokens: int | None
+    """Most tokens to generate; None leaves it to the context."""
+    sampling: Sampling
+    stop: list[str]
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Stop this attempt at the next step. Its record still comes."""
+
+    attempt_id: str
+
+
+class Acknowledge(msgspec.Struct, frozen=True, tag=True):
+    """These records are in the ledger; the worker may forget them."""
+
+    attempt_ids: list[str]
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """Take no more attempts, finish what runs, then exit."""
+
+
+class Accepted(msgspec.Struct, frozen=True, array_like=True):
+    """The prompt was counted and fits."""
+
+    attempt_id: str
+    prompt_tokens: int
+    max_tokens: int
+    """The effective maximum: what was asked for, cut to what the context leaves."""
+
+
+class Rejected(msgspec.Struct, frozen=True, array_like=True):
+    """The attempt was not run. Nothing is charged."""
+
+    attempt_id: str
+    code: Literal["context_length_exceeded", "invalid_prompt", "draining"]
+    message: str
+    prompt_tokens: int = 0
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Text that became certain in a step, and how many tokens the attempt has generated so far."""
+
+    attempt_id: str
+    text: str
+    completion_tokens: int
+
+
+class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An attempt's final count. Kept by the worker until acknowledged. Times in microseconds."""
+
+    attempt_id: str
+    tenant_id: str
+    prompt_tokens: int
+    """Tokens of the whole prompt."""
+    prompt_tokens_computed: int = 0
+    """How many of them went through the engine before the attempt ended."""
+    prompt_tokens_cached: int = 0
+    completion_tokens: int = 0
+    finish_reason: FinishReason
+    error: str | None = None
+    kv_bytes_peak: int = 0
+    kv_byte_seconds: int = 0
+    queued_us: int = 0
+    prefill_us: int = 0
+    decode_us: int = 0
+    started_ts: int | None = None
+    first_token_ts: int | None = None
+    ended_ts: int
+    source: Literal["engine", "progress_file"] = "engine"
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The worker introduces itself when a gateway connects, with the records nobody has acknowledged."""
+
+    protocol_version: int
+    worker_id: str
+    pid: int
+    engine: EngineInfo
+    load_us: int
+    warm_up_us: int
+    unacknowledged: list[AttemptRecord]
+
+
+class News(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """What happened since the last frame. A record comes after its attempt's last piece."""
+
+    accepted: list[Accepted] = []
+    rejected: list[Rejected] = []
+    pieces: list[Piece] = []
+    records: list[AttemptRecord] = []
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The worker is alive, also during a long step."""
+
+    running: int
+    waiting: int
+    step_age_s: float
+    """For how long the engine's step at hand has been running; 0 between steps."""
+    is_draining: bool
+
+
+ToWorker = Submit | Abort | Acknowledge | Drain
+FromWorker = Hello | News | Status

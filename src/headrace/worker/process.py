@@ -1,0 +1,224 @@
+"""A worker process from its first line to its last: load, warm up, serve, drain.
+
+It gets its orders as one JSON line on standard input and answers with one JSON line on standard
+output: `Ready` or `Failed`. The end of standard input means that whoever started it is gone; then it
+stops, leaving its progress file to be read by the next one.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import structlog
+from prometheus_client import CollectorRegistry, start_http_server
+
+from headrace.clock import Clock, SystemClock
+from headrace.config.settings import EngineSettings
+from headrace.engine.loading import load_engine
+from headrace.engine.protocol import Engine, Span
+from headrace.errors import EngineFault, ModelError, SetupError
+from headrace.request.sampling import Sampling
+from headrace.scheduling.steps import StepLimits
+from headrace.telemetry.logs import configure_logs
+from headrace.telemetry.process import add_process_metrics
+from headrace.worker.loop import EngineLoop, LoopNews
+from headrace.worker.progress import ProgressFile
+from headrace.worker.prompt import PromptBuilder
+from headrace.worker.server import WorkerServer
+from headrace.worker.stats import StepStats
+
+_log = structlog.get_logger()
+
+
+class WorkerOrders(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a worker process is told."""
+
+    worker_id: str
+    model_path: str | None
+    engine: EngineSettings
+    socket: str
+    progress: str
+    cache: str
+    """Directory for converted weights."""
+    metrics_host: str = "127.0.0.1"
+    metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    drain_s: float = 30.0
+    log_level: str = "info"
+    log_format: str = "json"
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The worker listens and is warm."""
+
+    pid: int
+    metrics_port: int
+    resident_bytes: int
+    """Memory of the process after warm-up: the baseline that later figures are compared with."""
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The worker cannot start; nothing but a change of settings or machine will help if `is_final`."""
+
+    kind: str
+    message: str
+    is_final: bool
+
+
+def run_worker(orders: WorkerOrders) -> int:
+    """Run until stopped. Returns the exit status: 0 drained, 1 engine failed, 2 could not start."""
+    configure_logs(level=orders.log_level, fmt=orders.log_format, process=orders.worker_id)
+    clock = SystemClock()
+    try:
+        began_us = clock.monotonic_us()
+        template = _read_template(orders.engine.chat_template)
+        engine = load_engine(orders.model_path, orders.engine, cache=Path(orders.cache))
+        prompts = PromptBuilder(engine.vocabulary, template=template)
+        loaded_us = clock.monotonic_us()
+        _warm_up(engine)
+        warm_us = clock.monotonic_us()
+    except (SetupError, EngineFault) as error:
+        _log.error("worker_failed_to_start", kind=type(error).__name__, error=str(error))
+        _say(Failed(kind=type(error).__name__, message=str(error), is_final=isinstance(error, SetupError)))
+        return 2
+    _log.info(
+        "engine_ready",
+        load_ms=(loaded_us - began_us) // 1000,
+        warm_up_ms=(warm_us - loaded_us) // 1000,
+        **msgspec.to_builtins(engine.info),
+    )
+    times = (loaded_us - began_us, warm_us - loaded_us)
+    return asyncio.run(_serve(orders, engine, prompts, clock, times))
+
+
+async def _serve(
+    orders: WorkerOrders, engine: Engine, prompts: PromptBuilder, clock: Clock, times: tuple[int, int]
+) -> int:
+    registry = CollectorRegistry()
+    add_process_metrics(registry)
+    stats = StepStats(registry, kv_bytes_per_token=engine.info.kv_bytes_per_token)
+    metrics, _ = start_http_server(orders.metrics_port, addr=orders.metrics_host, registry=registry)
+    progress = ProgressFile(Path(orders.progress))
+    server = WorkerServer(
+        worker_id=orders.worker_id,
+        info=engine.info,
+        prompts=prompts,
+        progress=progress,
+        stats=stats,
+        clock=clock,
+        load_us=times[0],
+        warm_up_us=times[1],
+    )
+    network = asyncio.get_running_loop()
+
+    def on_news(news: LoopNews) -> None:
+        network.call_soon_threadsafe(server.publish, news)
+
+    loop = EngineLoop(
+        engine,
+        limits=StepLimits(
+            batch_tokens_max=orders.engine.max_batch_tokens,
+            target_step_ms=orders.engine.target_step_ms,
+            idle_step_ms=max(orders.engine.idle_step_ms, orders.engine.target_step_ms),
+        ),
+        clock=clock,
+        progress=progress,
+        on_news=on_news,
+        stats=stats,
+    )
+    ended = asyncio.Event()
+    status = 0
+
+    def compute() -> None:
+        nonlocal status
+        try:
+            loop.run()
+        except EngineFault as fault:
+            _log.error("engine_given_up", error=str(fault))
+            status = 1
+        network.call_soon_threadsafe(ended.set)
+
+    thread = threading.Thread(target=compute, name="engine")
+    thread.start()
+    try:
+        await server.start(Path(orders.socket), loop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            network.add_signal_handler(number, server.drain)
+        parent = network.create_task(_parent_gone())
+        _say(
+            Ready(
+                pid=os.getpid(),
+                metrics_port=metrics.server_port,
+                resident_bytes=_resident_bytes(),
+            )
+        )
+        await _first_of(ended, server.drained, parent)
+        parent.cancel()
+    finally:
+        loop.stop()
+        await asyncio.to_thread(thread.join)
+        await server.stop()
+        progress.close()
+        metrics.shutdown()
+        engine.shutdown()
+    _log.info("worker_stopped", status=status)
+    return status
+
+
+async def _first_of(*things: asyncio.Event | asyncio.Task[None]) -> None:
+    """Return when one of them has happened."""
+    tasks = [one if isinstance(one, asyncio.Task) else asyncio.create_task(_wait(one)) for one in things]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def _parent_gone() -> None:
+    """Return at the end of standard input."""
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    while await reader.read(4096):
+        pass
+
+
+def _warm_up(engine: Engine) -> None:
+    """Run every shape once, so that no client pays for first-time allocations and page faults."""
+    info = engine.info
+    token = next(one for one in range(info.vocabulary) if not engine.vocabulary.is_end(one))
+    length = min(64, info.context_tokens // 2, info.batch_tokens)
+    rows = min(info.sequences, info.batch_tokens)
+    for slot in range(rows):
+        engine.open(slot, Sampling(temperature=0.0))
+    engine.forward([Span(0, 0, [token] * length, True)])
+    engine.forward([Span(slot, length if slot == 0 else 0, [token], True) for slot in range(rows)])
+    for slot in range(rows):
+        engine.close(slot)
+
+
+def _read_template(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"the chat template {path} cannot be read: {error}") from None
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _say(message: Ready | Failed) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+    sys.stdout.buffer.flush()

@@ -1,0 +1,125 @@
+"""CF-2, AU-6: control data with a record of every change, and no key in it."""
+
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import SetupError
+from headrace.store.control import Change, ControlStore, Key, Tenant
+from headrace.store.errors import StoreUnavailable
+
+TENANT = Tenant(id="demo", name="Demo", status="active", created_us=1, updated_us=1, version=1)
+KEY = Key(
+    jti="key_1",
+    kind="tenant",
+    tenant="demo",
+    user="ann",
+    name=None,
+    scopes=("chat:read", "chat:stream"),
+    kid="kid_1",
+    created_us=1,
+    expires_us=2,
+)
+
+
+def change(action: str, at_us: int = 5) -> Change:
+    return Change(at_us=at_us, actor="key_admin", action=action, subject="x", body={"a": 1})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "control.db"
+
+
+def test_what_was_saved_is_there_after_a_restart(path: Path) -> None:
+    store = ControlStore.open(path)
+    store.save_tenant(TENANT, change("tenant.created"))
+    store.add_key(KEY, change("key.created"))
+    store.add_signing_key("kid_1", "AAAA", change("signing_key.created"))
+    store.close()
+    store = ControlStore.open(path)
+    assert store.tenants() == [TENANT]
+    assert store.api_keys() == [KEY]
+    assert store.public_keys() == {"kid_1": "AAAA"}
+    assert [(seq, done.action) for seq, done in store.changes()] == [
+        (1, "tenant.created"),
+        (2, "key.created"),
+        (3, "signing_key.created"),
+    ]
+    assert store.changes(after=2)[0][1] == change("signing_key.created")
+    store.close()
+
+
+def test_the_first_revocation_stays(path: Path) -> None:
+    store = ControlStore.open(path)
+    store.add_key(KEY, change("key.created"))
+    store.revoke_key("key_1", change("key.revoked", at_us=7))
+    store.revoke_key("key_1", change("key.revoked", at_us=9))
+    assert [key.revoked_us for key in store.api_keys()] == [7]
+    store.close()
+
+
+def test_retired_signing_keys_are_not_listed(path: Path) -> None:
+    store = ControlStore.open(path)
+    store.add_signing_key("kid_1", "AAAA", change("signing_key.created"))
+    store.add_signing_key("kid_2", "BBBB", change("signing_key.created", at_us=6))
+    store.retire_signing_key("kid_1", change("signing_key.retired"))
+    assert store.public_keys() == {"kid_2": "BBBB"}
+    store.close()
+
+
+def test_a_change_that_fails_leaves_nothing(path: Path) -> None:
+    store = ControlStore.open(path)
+    store.add_key(KEY, change("key.created"))
+    with pytest.raises(StoreUnavailable):
+        store.add_key(KEY, change("key.created"))
+    assert store.api_keys() == [KEY]
+    assert len(store.changes()) == 1
+    store.save_tenant(TENANT, change("tenant.created"))
+    assert store.tenants() == [TENANT], "the store is of use after a failure"
+    store.close()
+
+
+@pytest.mark.parametrize("statement", ["UPDATE changes SET actor = 'me'", "DELETE FROM changes"])
+def test_the_record_of_changes_cannot_be_edited(path: Path, statement: str) -> None:
+    store = ControlStore.open(path)
+    store.save_tenant(TENANT, change("tenant.created"))
+    store.close()
+    connection = sqlite3.connect(path)
+    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+        connection.execute(statement)
+    connection.close()
+
+
+def test_a_newer_schema_is_refused(path: Path) -> None:
+    ControlStore.open(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute("INSERT INTO schema_version VALUES (1000)")
+    connection.commit()
+    connection.close()
+    with pytest.raises(SetupError, match="schema version 1000, written by a newer headrace"):
+        ControlStore.open(path)
+
+
+def test_a_damaged_file_is_refused(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"\x00garbage" * 1000)
+    with pytest.raises(SetupError, match="cannot use"):
+        ControlStore.open(path)
+
+
+def test_a_folder_in_its_place_is_refused(path: Path) -> None:
+    path.mkdir(parents=True)
+    with pytest.raises(SetupError, match="cannot open"):
+        ControlStore.open(path)
+
+
+def test_only_the_owner_can_read_it(path: Path) -> None:
+    store = ControlStore.open(path)
+    store.save_tenant(TENANT, change("tenant.created"))
+    modes = {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    assert modes == {0o600}
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    store.close()
