@@ -278,7 +278,7 @@ def test_signing_keys_rotate_and_retire(directory: Directory, tmp_path: Path) ->
         directory.keyring.retire("x", "me")
     directory.keyring.retire(old_kid, "me")
     again = reopened(directory, tmp_path)
-    assert set(again.keyring.public_keys) == {new_kid} == set(again.keyring.public_key_texts())
+    assert set(again.keyring.public_keys) == {new_kid} == set(again.keyring.encoded_public_keys())
     with pytest.raises(InvalidKey, match="unknown_kid"):
         KeyVerifier(again.keyring.public_keys).verify(old.key, NOW_US)
     again.close()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Self
 
 from headrace.http import Handler, HttpLimits, HttpRequest, HttpServer, Responder
 
@@ -112,13 +113,19 @@ async def connected(port: int, *, receive_buffer: int | None = None) -> AsyncIte
     if receive_buffer is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     sock.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
-    reader, writer = await asyncio.open_connection(sock=sock, limit=2**16)
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+        reader, writer = await asyncio.open_connection(sock=sock, limit=2**16)
+    except BaseException:
+        sock.close()
+        raise
     client = RawClient(reader, writer)
     try:
         yield client
     finally:
         client.reset()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
 async def exchange(port: int, data: bytes) -> tuple[int, dict[bytes, bytes], bytes]:
@@ -148,7 +155,7 @@ class Upstream:
         self.num_connections = 0
         self.num_ended = 0
 
-    async def __aenter__(self) -> "Upstream":
+    async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"

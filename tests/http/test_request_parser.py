@@ -1,13 +1,15 @@
 """The parser alone: what is understood, what is refused, and that splitting changes nothing."""
 
+import itertools
+
 import pytest
-from http_harness import get, post
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import bounds
 from headrace.http import HttpLimits, HttpRequest
 from headrace.http.request_parser import RequestParser
+from tests.http.http_harness import get, post
 
 HOST = b"host: a\r\n"
 CHUNKED = b"POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -64,7 +66,10 @@ REFUSED = {
         400,
     ),
     "two lengths": (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ncontent-length: 3\r\n\r\nabc", 400),
-    "gzip, chunked": (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400),
+    "gzip, chunked": (
+        b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        400,
+    ),
     "chunked, identity": (
         b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n",
         400,
@@ -135,7 +140,9 @@ def test_refused_and_nothing_smuggled(name: str) -> None:
 
 
 def test_a_plain_request() -> None:
-    data = b'POST /v1/chat?a=%20b HTTP/1.1\r\nHost: a\r\nX-One:  1 \t\r\nx-one: 2\r\nContent-Length: 2\r\n\r\n{}'
+    data = (
+        b"POST /v1/chat?a=%20b HTTP/1.1\r\nHost: a\r\nX-One:  1 \t\r\nx-one: 2\r\nContent-Length: 2\r\n\r\n{}"
+    )
     headers = ((b"host", b"a"), (b"x-one", b"1, 2"), (b"content-length", b"2"))
     expected = ("POST", "/v1/chat", b"a=%20b", headers, b"{}", True, False)
     assert parse([data]) == ([expected], 0)
@@ -245,5 +252,5 @@ MESSAGES = st.lists(
 def test_any_chunking_parses_the_same(messages: list[bytes], cuts: list[int]) -> None:
     data = b"".join(messages)
     at = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
-    pieces = [data[a:b] for a, b in zip(at, at[1:], strict=False)]
+    pieces = [data[a:b] for a, b in itertools.pairwise(at)]
     assert parse(pieces) == parse([data])

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from ledger_samples import StubClock, record, reservation
 
 from headrace.errors import SetupError
 from headrace.ledger.records import OperationRecord
@@ -21,6 +20,7 @@ from headrace.store import journal as journal_module
 from headrace.store.errors import LedgerConflict, StoreUnavailable
 from headrace.store.journal import Durability, Journal
 from headrace.store.ledger_file import SCHEMA
+from tests.store.ledger_samples import StubClock, record, reservation
 
 pytestmark = pytest.mark.asyncio
 
@@ -364,7 +364,7 @@ KILLED = """
 import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from ledger_samples import StubClock, record, reservation
+from tests.store.ledger_samples import StubClock, record, reservation
 from headrace.store.journal import Journal
 
 async def main():
@@ -383,7 +383,7 @@ asyncio.run(main())
 
 def run_until_killed(path: Path, durability: Durability) -> list[list[str]]:
     """What another process said about its ledger until it was killed."""
-    arguments = [sys.executable, "-c", KILLED, str(path), str(Path(__file__).parent), durability]
+    arguments = [sys.executable, "-c", KILLED, str(path), str(Path(__file__).parents[2]), durability]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = [process.stdout.readline().split() for _ in range(101)]

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from ledger_samples import StubClock, record, reservation
 
 from headrace.ledger.records import OperationRecord, Reservation
 from headrace.store.errors import LedgerConflict
 from headrace.store.journal import Journal
+from tests.store.ledger_samples import StubClock, record, reservation
 
 IDS = st.integers(0, 7).map(lambda number: f"req_{number}")
 SIZES = st.integers(1, 3)

@@ -41,7 +41,7 @@ class Keyring:
         """All valid public keys by `kid`, as verifiers want them."""
         return dict(self._public_keys)
 
-    def public_key_texts(self) -> dict[str, str]:
+    def encoded_public_keys(self) -> dict[str, str]:
         """The same in base64url, to hand to another process."""
         return {kid: encode_public_key(key) for kid, key in self._public_keys.items()}
 

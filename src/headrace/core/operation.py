@@ -9,7 +9,7 @@ writes the record. When the client is gone, its task is not kept waiting: the co
 
 import asyncio
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from headrace.api import refusals
 from headrace.core.replica import Answer, Replica, Task
@@ -52,7 +52,7 @@ class Operation:
     def attempt_id(self) -> str:
         return f"{self.reservation.request_id}.1"
 
-    async def __aenter__(self) -> "Operation":
+    async def __aenter__(self) -> Self:
         assert self.journalled is not None
         try:
             await asyncio.shield(self.journalled)

@@ -7,6 +7,7 @@ Connections are reused last in, first out, so that a quiet pool shrinks. Idle on
 import asyncio
 import ssl
 from collections import deque
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from headrace.clock import Clock, SystemClock
@@ -17,6 +18,36 @@ from headrace.http.errors import UpstreamTimedOut, UpstreamUnreachable
 from headrace.http.message import Headers, render_headers
 
 _REQUEST_LINES_MAX = 256
+
+
+class _Address(NamedTuple):
+    origin: str
+    host: str
+    port: int
+    is_tls: bool
+    authority: bytes
+    path: str
+
+
+def _parse_address(base_url: str) -> _Address:
+    try:
+        parts = urlsplit(base_url)
+        port = parts.port
+        authority = parts.netloc.encode("ascii" if parts.netloc.isascii() else "idna")
+    except ValueError as error:
+        raise ConfigError(f"{base_url!r} is not an address: {error}") from None
+    is_plain = parts.hostname and not parts.username and not parts.query and not parts.fragment
+    if parts.scheme not in ("http", "https") or not is_plain:
+        raise ConfigError(f"{base_url!r} is not an address like http://host:8000 or https://host/v1")
+    is_tls = parts.scheme == "https"
+    return _Address(
+        f"{parts.scheme}://{parts.netloc}",
+        parts.hostname or "",
+        port or (443 if is_tls else 80),
+        is_tls,
+        authority,
+        parts.path.rstrip("/"),
+    )
 
 
 class HttpClient:
@@ -39,20 +70,19 @@ class HttpClient:
         clock: Clock | None = None,
         sweep_seconds: float = 1.0,
     ) -> None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
-            raise ConfigError(f"{base_url!r} is not an address like http://host:8000 or https://host/v1")
-        self.name = f"{parts.scheme}://{parts.netloc}"
+        address = _parse_address(base_url)
+        self.name = address.origin
         self.now_s = 0.0
         """Monotonic time of the last sweep."""
+        self.num_connections = 0
+        """Places taken: connections open or being opened."""
         self.num_connections_opened = 0
-        self._host = parts.hostname
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._ssl = (ssl_context or ssl.create_default_context()) if parts.scheme == "https" else None
-        self._host_line = b"host: %b\r\n" % parts.netloc.encode(
-            "idna" if not parts.netloc.isascii() else "ascii"
-        )
-        self._prefix = parts.path.rstrip("/")
+        """Connections made since the start."""
+        self._host = address.host
+        self._port = address.port
+        self._ssl = (ssl_context or ssl.create_default_context()) if address.is_tls else None
+        self._host_line = b"host: %b\r\n" % address.authority
+        self._prefix = address.path
         self._connect_timeout_s = connect_timeout_s
         self._head_timeout_s = head_timeout_s
         self._idle_timeout_s = idle_timeout_s
@@ -62,7 +92,6 @@ class HttpClient:
         self._sweep_seconds = sweep_seconds
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._connections: set[UpstreamConnection] = set()
-        self._num_opening = 0
         self._idle: list[UpstreamConnection] = []
         self._waiters: deque[asyncio.Future[UpstreamConnection | None]] = deque()
         self._request_lines: dict[tuple[str, str], bytes] = {}
@@ -74,11 +103,6 @@ class HttpClient:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         return self._loop
-
-    @property
-    def num_connections(self) -> int:
-        """Connections open or being opened."""
-        return len(self._connections) + self._num_opening
 
     @property
     def num_idle(self) -> int:
@@ -110,8 +134,8 @@ class HttpClient:
         connection = self._idle.pop() if self._idle else await self._acquire()
         try:
             return await connection.exchange(data, is_head_request=is_head)
-        except StaleConnection:
-            if not is_repeatable:
+        except StaleConnection as stale:
+            if stale.was_sent and not is_repeatable:
                 raise
         for idle in tuple(self._idle):  # the server closes connections: the others are in doubt too
             idle.destroy()
@@ -141,34 +165,39 @@ class HttpClient:
         if self._sweep_timer is None:
             self._sweep()
         if self.num_connections < self._connections_max:
-            self._num_opening += 1
+            self.num_connections += 1
             return await self._open()
         return await self._wait_for_turn() or await self._open()
 
     async def _open(self) -> UpstreamConnection:
-        """Connect. The caller has counted itself in `_num_opening`."""
+        """Connect. The caller has taken a place, which the connection keeps from being made until lost."""
+        connection = UpstreamConnection(self)
+        is_ready = False
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await self.loop.create_connection(
-                    lambda: UpstreamConnection(self), self._host, self._port, ssl=self._ssl
-                )
+                await self.loop.create_connection(lambda: connection, self._host, self._port, ssl=self._ssl)
+            is_ready = not self._is_closed
         except TimeoutError:
             text = f"{self.name}: no connection within {self._connect_timeout_s:g} s"
-            self._opening_over()
             raise UpstreamTimedOut(text) from None
-        except OSError as error:
-            self._opening_over()
-            raise UpstreamUnreachable(f"{self.name}: cannot connect ({error.strerror or error})") from error
-        except asyncio.CancelledError:
-            self._opening_over()
-            raise
-        self._num_opening -= 1
-        self._connections.add(connection)
-        self.num_connections_opened += 1
+        except (OSError, UnicodeError) as error:  # UnicodeError: a host name no resolver takes
+            reason = getattr(error, "strerror", None) or error
+            raise UpstreamUnreachable(f"{self.name}: cannot connect ({reason})") from error
+        finally:
+            if not is_ready:
+                self._undo_open(connection)
+        if not is_ready:
+            raise UpstreamUnreachable(f"{self.name}: the client is closed")
         return connection
 
+    def _undo_open(self, connection: UpstreamConnection) -> None:
+        if connection.is_made:
+            connection.destroy()
+        else:
+            self._free_place()
+
     async def _wait_for_turn(self) -> UpstreamConnection | None:
-        """Wait for a connection, or (None) for a place to open one, counted in `_num_opening`."""
+        """Wait for a connection, or (None) for a place to open one, already taken."""
         waiter: asyncio.Future[UpstreamConnection | None] = self.loop.create_future()
         self._waiters.append(waiter)
         try:
@@ -178,7 +207,7 @@ class HttpClient:
             # Something may have been handed over in the same turn: pass it on before leaving.
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 given = waiter.result()
-                self.release(given) if given is not None else self._opening_over()
+                self.release(given) if given is not None else self._free_place()
             if isinstance(error, TimeoutError):
                 text = f"{self.name}: all {self._connections_max} connections stayed in use"
                 raise UpstreamTimedOut(text) from None
@@ -194,23 +223,26 @@ class HttpClient:
         connection.idle_since_s = self.now_s
         self._idle.append(connection)
 
-    def forget(self, connection: UpstreamConnection) -> None:
-        """The connection is lost: its place is free."""
-        if connection in self._connections:
-            self._connections.discard(connection)
-            if connection in self._idle:
-                self._idle.remove(connection)
-            self._num_opening += 1
-            self._opening_over()
+    def opened(self, connection: UpstreamConnection) -> None:
+        """The connection is made."""
+        self._connections.add(connection)
+        self.num_connections_opened += 1
 
-    def _opening_over(self) -> None:
-        """Give a counted place to the next waiter, or uncount it."""
+    def forget(self, connection: UpstreamConnection) -> None:
+        """The connection is lost."""
+        self._connections.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+        self._free_place()
+
+    def _free_place(self) -> None:
+        """Give a place to whoever waits for one, or count it free."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_result(None)
                 return
-        self._num_opening -= 1
+        self.num_connections -= 1
 
     def _sweep(self) -> None:
         """Once per `sweep_seconds`: limits of time, and idle connections past their age."""

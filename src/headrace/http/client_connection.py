@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 
 
 class StaleConnection(UpstreamBroken):
-    """A reused connection ended before any byte of the reply: see `HttpClient.request` on repeating."""
+    """A reused connection ended before any byte of the reply: see `HttpClient.request` on repeating.
+
+    `was_sent`: whether the request had been written to it.
+    """
+
+    def __init__(self, message: str, *, was_sent: bool) -> None:
+        super().__init__(message)
+        self.was_sent = was_sent
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -42,6 +49,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._is_reply_until_eof = False
         self._is_paused = False
         self._is_turn_over = True
+        self.is_made = False
         self.is_lost = False
         self.num_exchanges = 0
         self.bytes_received = 0
@@ -55,6 +63,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self.is_made = True
+        self._client.opened(self)
 
     def data_received(self, data: bytes) -> None:
         response = self._response
@@ -68,7 +78,7 @@ class UpstreamConnection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             cause = error.__context__
             if cause is not None and not isinstance(cause, UpstreamError):
-                raise cause  # a bug in a callback below
+                raise cause from None  # a bug in a callback below
             self._fail(UpstreamBroken(f"{self.name}: not a well-formed HTTP reply ({cause or error})"))
             return
         if self._is_message_complete:
@@ -148,7 +158,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.num_exchanges += 1
         response = ClientResponse(self)
         if self.is_lost or self._transport.is_closing():
-            raise StaleConnection(f"{self.name}: the idle connection had been closed")
+            raise StaleConnection(f"{self.name}: the idle connection had been closed", was_sent=False)
         self._response = response
         self._head_bytes = 0
         self._is_head_request = is_head_request
@@ -177,13 +187,14 @@ class UpstreamConnection(asyncio.Protocol):
             self._response = None
             response.finish()
         elif self.num_exchanges > 1 and self.bytes_received == self._bytes_at_start:
-            self._fail(StaleConnection(f"{self.name}: the reused connection ended before a reply"))
+            text = f"{self.name}: the reused connection ended before a reply"
+            self._fail(StaleConnection(text, was_sent=True))
         else:
             place = "inside the reply" if self.bytes_received > self._bytes_at_start else "before a reply"
             self._fail(UpstreamBroken(f"{self.name}: the connection ended {place}"))
 
     def _fail(self, error: UpstreamError) -> None:
-        response = self._response
+        response, self._response = self._response, None
         self.destroy()
         if response is not None:
             response.fail(error)

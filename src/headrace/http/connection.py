@@ -35,6 +35,7 @@ class ServerConnection(asyncio.Protocol):
         self._parser: RequestParser = None  # type: ignore[assignment]  # set before any use
         self._task: asyncio.Task[None] | None = None
         self._has_begun = False
+        self._is_cancelled = False
         self._responder: Responder | None = None
         self._backlog: list[bytes] = []
         self._backlog_bytes = 0
@@ -65,9 +66,11 @@ class ServerConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self._parser = RequestParser(limits, peer[0] if isinstance(peer, tuple) else "")
         surplus = self._server.admit(self)
+        self._is_surplus = surplus > 0
         if surplus > limits.connections_surplus_max:
             self.abort()
-        self._is_surplus = surplus > 0
+        elif self._server.is_draining:  # accepted in the very turn in which listening ended
+            self._close()
 
     def data_received(self, data: bytes) -> None:
         self.bytes_received += len(data)
@@ -103,7 +106,8 @@ class ServerConnection(asyncio.Protocol):
 
     def _feed(self, data: bytes) -> None:
         if self._is_surplus:
-            return self._refuse(RequestRefused(503, "too_many_connections", "Too many connections are open."))
+            self._refuse(RequestRefused(503, "too_many_connections", "Too many connections are open."))
+            return
         parser = self._parser
         rest = parser.feed(data)
         if rest:
@@ -139,14 +143,13 @@ class ServerConnection(asyncio.Protocol):
             if not responder.is_closed:
                 raise HandlerFault(f"no complete reply to {request.method} {request.path}")
         except asyncio.CancelledError:
-            # Ours when the client left or the server stops; otherwise the handler awaited something
-            # that was cancelled, and the client still deserves an answer.
-            if not self.is_gone and not server.is_draining:
+            # Not ours: the handler awaited something that was cancelled; the client deserves an answer.
+            if not self._is_cancelled:
                 server.report(request, responder, HandlerFault("the handler was cancelled from inside"))
         except Exception as error:  # noqa: BLE001 - the one border where any fault becomes a reply
             server.report(request, responder, error)
         finally:
-            self._has_begun = False
+            self._has_begun = self._is_cancelled = False
             self._task = self._responder = None
             self._handler_done(responder)
 
@@ -180,12 +183,18 @@ class ServerConnection(asyncio.Protocol):
         self.is_gone = True
         self._pending.clear()
         self._pending_bytes = 0
-        # A task cancelled before its first step would never run its own `finally`; `_run` looks itself.
-        if self._task is not None and self._has_begun:
-            assert self._responder is not None
-            if not self._responder.is_complete:
-                self._task.cancel()
+        if self._responder is not None and not self._responder.is_complete:
+            self._cancel_handler()
         self._wake_drain_waiters()
+
+    def _cancel_handler(self) -> None:
+        """Once only: a second cancellation would interrupt the handler's cleaning up.
+
+        A task cancelled before its first step would not even run its `finally`; `_run` looks itself.
+        """
+        if self._task is not None and self._has_begun and not self._is_cancelled:
+            self._is_cancelled = True
+            self._task.cancel()
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -232,8 +241,11 @@ class ServerConnection(asyncio.Protocol):
         self._transport.write(data)
 
     async def drain(self) -> None:
+        """Wait for the low mark. Cancellation is how this ends when the client goes away."""
         self.flush()
-        if self._is_write_paused and not self.is_gone:
+        if self.is_gone:
+            await asyncio.sleep(0)  # a handler that writes in a loop has to meet its cancellation somewhere
+        elif self._is_write_paused:
             await wait_for(self._drain_waiters)
 
     def _wake_drain_waiters(self) -> None:
@@ -250,8 +262,8 @@ class ServerConnection(asyncio.Protocol):
 
     def cancel(self) -> None:
         """Cancel the handler, if one runs, because the server stops."""
-        if self._task is not None and self._has_begun:
-            self._task.cancel()
+        if self._has_begun:
+            self._cancel_handler()
         else:
             self.abort()
 
@@ -294,6 +306,8 @@ class ServerConnection(asyncio.Protocol):
     def check(self, now_s: float) -> None:
         """Called once per sweep with the monotonic time in seconds: enforce every limit of time."""
         self._check_write_stall(now_s)
+        if self.is_gone:
+            return
         phase = self._phase()
         seen = self.num_requests * 8 + phase
         if seen != self._phase_seen:
@@ -309,7 +323,7 @@ class ServerConnection(asyncio.Protocol):
             if age_s > limits.body_seconds_max + self._parser.body_bytes / limits.body_rate_min:
                 self._refuse(RequestRefused(408, "request_timeout", "The body took too long."))
         elif phase == request_parser.IDLE:
-            if age_s > limits.keep_alive_seconds:
+            if age_s > (limits.header_seconds_max if self._is_surplus else limits.keep_alive_seconds):
                 self._close()
         elif phase == _LINGERING and age_s > limits.linger_seconds_max:
             self.abort()

@@ -129,11 +129,14 @@ class Responder:
     def write(self, data: bytes) -> bool:
         """Send `data` as one HTTP chunk, together with what else is written in this turn of the loop.
 
-        Returns False when the client is behind and the caller should `drain` before it writes more.
+        Returns False when the client is behind or gone and the caller should `drain` before it writes
+        more.
         """
         assert self._state != _NEW, "start() comes before write()"
         connection = self._connection
-        if self._state == _DONE or connection.is_gone or not data or not self._has_body:
+        if connection.is_gone:
+            return False
+        if self._state == _DONE or not data or not self._has_body:
             return True
         size = len(data)
         self.body_bytes_sent += size
@@ -143,7 +146,7 @@ class Responder:
     async def drain(self) -> None:
         """Wait until the client has taken enough. Ends by cancellation when the client goes away."""
         connection = self._connection
-        if connection.is_behind:
+        if connection.is_behind or connection.is_gone:
             await connection.drain()
 
     def end(self) -> None:

@@ -23,6 +23,8 @@ RenderRefusal = Callable[[int, str, str], tuple[Headers, bytes]]
 """(status, code, message) → (headers, body) of a refusal made below the handler."""
 
 _BACKLOG = 2048
+_CUT_SECONDS = 0.1
+"""For cut sockets to be really closed before `drain` returns; only a stubborn handler takes all of it."""
 
 
 class HttpServer:
@@ -42,6 +44,8 @@ class HttpServer:
         self.limits = limits or HttpLimits()
         self.is_draining = False
         self.date_line = b""
+        self.port = 0
+        """The port listened on, after `start`."""
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # set by start
         self._on_error = on_error
         self._clock = clock or SystemClock()
@@ -81,14 +85,8 @@ class HttpServer:
             )
         except OSError as error:
             raise _not_listening(host, port, error) from error
+        self.port = self._listener.sockets[0].getsockname()[1]
         self._sweep()
-
-    @property
-    def port(self) -> int:
-        """The port listened on."""
-        assert self._listener is not None, "start() comes first"
-        port: int = self._listener.sockets[0].getsockname()[1]
-        return port
 
     async def drain(self, timeout_s: float) -> int:
         """Stop: accept nothing, let running requests finish, cancel what is left after `timeout_s`.
@@ -109,6 +107,7 @@ class HttpServer:
             await self._wait_until_empty(self.limits.cancel_seconds_max)
         for connection in tuple(self._connections):
             connection.abort()
+        await self._wait_until_empty(_CUT_SECONDS)
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         return num_cancelled
@@ -183,12 +182,12 @@ class HttpServer:
 
     def _sweep(self) -> None:
         """Once per `sweep_seconds`: the Date line and every connection's limits of time."""
+        self._sweep_timer = self.loop.call_later(self.limits.sweep_seconds, self._sweep)
         wall_s = self._clock.wall_us() // 1_000_000
         self.date_line = b"date: %b\r\n" % formatdate(wall_s, usegmt=True).encode("ascii")
         now_s = self._clock.monotonic_us() / 1e6
         for connection in tuple(self._connections):
             connection.check(now_s)
-        self._sweep_timer = self.loop.call_later(self.limits.sweep_seconds, self._sweep)
 
 
 def _not_listening(host: str, port: int, error: OSError) -> SetupError:

@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 import structlog
 
+from headrace.errors import SetupError
 from headrace.runtime.child import Child, ChildDied
 
 RESTART_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -12,13 +13,14 @@ RESTART_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 _log = structlog.get_logger()
 
 
-class Listening(msgspec.Struct, frozen=True):
-    """The admin process's answer."""
+class Answer(msgspec.Struct, frozen=True):
+    """What the admin process says: where it listens, or why it does not."""
 
-    port: int
+    port: int = 0
+    error: str | None = None
 
 
-_answer = msgspec.json.Decoder(Listening).decode
+_answer = msgspec.json.Decoder(Answer).decode
 
 
 class AdminProcess:
@@ -36,15 +38,19 @@ class AdminProcess:
         while not self._is_stopping:
             child = self._child = await Child.start("admin", msgspec.json.encode(self._orders))
             try:
-                port = _answer(await child.answer()).port
+                answer = _answer(await child.answer())
+                if answer.error is not None:
+                    raise SetupError(answer.error)
+                port = answer.port
                 self._orders["port"] = port
                 failures = 0
                 if not self.started.done():
                     self.started.set_result(port)
                 await child.wait()
-            except (ChildDied, msgspec.DecodeError) as error:
+            except (ChildDied, SetupError, msgspec.DecodeError) as error:
+                _log.error("admin_failed", error=str(error))
                 if not self.started.done():
-                    self.started.set_exception(error)
+                    self.started.set_exception(SetupError(f"the admin process did not start: {error}"))
                     return
             if self._is_stopping:
                 return

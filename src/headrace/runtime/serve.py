@@ -167,7 +167,7 @@ class _Server:
                 "port": settings.admin_port,
                 "core_socket": str(control),
                 "ledger_path": str(self._data.path / "ledger.db"),
-                "public_keys": self._directory.keyring.public_key_texts,
+                "public_keys": self._directory.keyring.encoded_public_keys(),
                 "log_level": settings.log.level,
                 "log_format": settings.log.format,
             }

@@ -35,6 +35,8 @@ _GROUP_SQL: Final = {
     "outcome": "outcome",
 }
 GROUPS: Final = tuple(_GROUP_SQL)
+_GROUP_FIELDS: Final = {"tenant": "tenant_id", "key": "api_key_id", "user": "user_id"}
+"""What a group is called in a row, where that differs: the field of `OperationRecord`."""
 _SUMS: Final = {
     "operations": "count(*)",
     "prompt_tokens": "coalesce(sum(prompt_tokens), 0)",
@@ -75,7 +77,8 @@ class ReportTooLong(HeadraceError):
 class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     """Sums, overall and by group.
 
-    A row has the fields of `group_by` and of the sums: operations, prompt_tokens (cached ones included),
+    A row has the groups by their field names in `OperationRecord` (`tenant_id`, `api_key_id`, `user_id`,
+    `model`, `outcome`; `day` and `hour` in UTC) and the sums: operations, prompt_tokens (cached ones included),
     prompt_tokens_cached, completion_tokens, refusals (`refused`), aborted (`client_closed`), errors (all
     other outcomes but `completed`), latency_us_p50 and latency_us_p99 (microseconds, nearest rank, null
     without operations or when there are too many to sort).
@@ -165,5 +168,5 @@ def _rows(
     ]
     grouping = f"GROUP BY {', '.join(columns)} ORDER BY {', '.join(columns)}" if columns else ""
     sql = f"SELECT {', '.join([*columns, *sums])} FROM ({source}) {grouping} LIMIT {ROWS_MAX + 1}"  # noqa: S608
-    names = (*group_by, *_SUMS, *_PERCENTILES)
+    names = (*(_GROUP_FIELDS.get(name, name) for name in group_by), *_SUMS, *_PERCENTILES)
     return [dict(zip(names, row, strict=True)) for row in connection.execute(sql, values)]

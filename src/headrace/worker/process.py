@@ -50,6 +50,8 @@ class WorkerOrders(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float = 30.0
     log_level: str = "info"
     log_format: str = "json"
+    is_child: bool = True
+    """Stop at the end of standard input."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -148,7 +150,7 @@ async def _serve(
         await server.start(Path(orders.socket), loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             network.add_signal_handler(number, server.drain)
-        parent = network.create_task(_parent_gone())
+        parent = network.create_task(_parent_gone() if orders.is_child else _for_ever())
         _say(
             Ready(
                 pid=os.getpid(),
@@ -189,6 +191,10 @@ async def _parent_gone() -> None:
     )
     while await reader.read(4096):
         pass
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()
 
 
 def _warm_up(engine: Engine) -> None:

@@ -1,6 +1,7 @@
 """The tokens of one forward call, in the form `llama_decode` takes them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from cffi import FFI
 
@@ -19,12 +20,14 @@ class Batch:
         # Every token belongs to exactly one sequence, so these two never change.
         self._slot_counts = ffi.new("int32_t[]", [1] * capacity)
         self._slot_pointers = ffi.new("int32_t *[]", [self._slots + index for index in range(capacity)])
-        self.struct = ffi.new("struct llama_batch *")
-        self.struct.token = self._tokens
-        self.struct.pos = self._positions
-        self.struct.n_seq_id = self._slot_counts
-        self.struct.seq_id = self._slot_pointers
-        self.struct.logits = self._outputs
+        arrays: dict[str, Any] = {
+            "token": self._tokens,
+            "pos": self._positions,
+            "n_seq_id": self._slot_counts,
+            "seq_id": self._slot_pointers,
+            "logits": self._outputs,
+        }
+        self.struct: Any = ffi.new("struct llama_batch *", arrays)
 
     def fill(self, spans: Sequence[Span]) -> int:
         """Take over the spans in their order; how many of them ask for logits.

@@ -33,6 +33,7 @@ class LlamaContext:
                 f"tokens: {library.log.text() or 'no reason given'}. "
                 "Lower sequences, context_tokens or batch_tokens."
             )
+        library.log.clear()
         self._memory = library.api.llama_get_memory(self._handle)
         self.kv_tokens: int = library.api.llama_n_ctx(self._handle)
         self._check_settings(settings)
@@ -42,7 +43,9 @@ class LlamaContext:
         status: int = self._api.llama_decode(self._handle, batch.struct[0])
         if status == 0:
             return
-        raise EngineFault(f"llama_decode: {_reason(status)} (code {status}) {self._log.text()}".rstrip())
+        said = self._log.text()
+        self._log.clear()
+        raise EngineFault(f"llama_decode: {_reason(status)} (code {status}) {said}".rstrip())
 
     def logits(self, rows: int) -> Logits:
         """The logits of the last decode call, shape (rows, vocabulary): a view, valid until the next."""
@@ -50,8 +53,9 @@ class LlamaContext:
         if pointer == self._ffi.NULL:
             raise EngineFault("llama.cpp gave no logits")
         count = rows * self._vocabulary_size
-        memory = self._ffi.buffer(pointer, count * 4)
-        return np.frombuffer(memory, dtype=np.float32, count=count).reshape(rows, self._vocabulary_size)
+        memory: Any = self._ffi.buffer(pointer, count * 4)
+        flat: Logits = np.frombuffer(memory, dtype=np.float32, count=count)
+        return flat.reshape(rows, self._vocabulary_size)
 
     def drop(self, slot: int) -> None:
         """Forget everything a slot holds. Removing a whole sequence cannot fail."""
@@ -78,7 +82,7 @@ class LlamaContext:
         }
         wanted = {
             "sequences": settings.sequences,
-            "batch tokens": settings.batch_tokens,
+            "batch tokens": settings.batch_capacity,
             "threads": settings.thread_count,
         }
         if found != wanted or api.llama_n_ctx_seq(handle) < settings.context_tokens:
@@ -89,8 +93,8 @@ class LlamaContext:
 def _parameters(library: Library, settings: LlamaSettings) -> Any:
     parameters = library.api.llama_context_default_params()
     parameters.n_ctx = settings.sequences * settings.context_tokens
-    parameters.n_batch = settings.batch_tokens
-    parameters.n_ubatch = settings.batch_tokens
+    parameters.n_batch = settings.batch_capacity
+    parameters.n_ubatch = settings.batch_capacity
     parameters.n_seq_max = settings.sequences
     # One row of logits per sequence; the default would reserve one per token of a batch.
     parameters.n_outputs_max = settings.sequences

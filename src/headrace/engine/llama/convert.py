@@ -1,9 +1,14 @@
 """A model file made fast once: Q4_1 weights rewritten as Q8_0.
 
 Q4_1 has no fast matrix kernel in llama.cpp on x86-64: computing many sequences at once gains little,
-and that is what a server does. Q8_0 holds the same values almost exactly and batches well. The copy is
-made by the library's own functions, tensor by tensor, and kept in a cache directory under a name made
-of the source's SHA-256, next to a file with its own SHA-256.
+and that is what a server does. Q8_0 holds the same values almost exactly and batches well. Measured
+with SmolLM2-135M on one core of a Zen 5 (`tools/measure_engine.py`), Q4_1 / Q8_0 / Q4_0: decode of 32
+sequences 178 / 236 / 271 tokens per second, of one 141 / 144 / 201, prefill 238 / 371 / 453. But Q4_0
+is another model: against Q4_1 its next-token distributions differ by 0.34 nats (Q8_0: 0.007) and its
+perplexity is 158 instead of 125 (Q8_0: 126).
+
+The copy is made by the library's own functions, tensor by tensor (0.65 s, 70 MB peak), and kept in a
+cache directory under a name made of the source's SHA-256, next to a file with its own SHA-256.
 """
 
 import hashlib
@@ -55,7 +60,9 @@ def prepare_model(path: Path, cache_dir: Path, *, on_progress: Progress | None =
         source.check_complete()
         is_worthwhile = _is_worthwhile(source)
     if not is_worthwhile:
-        return PreparedModel(path=path, was_converted=False, was_reused=False, source_sha256=None, sha256=None)
+        return PreparedModel(
+            path=path, was_converted=False, was_reused=False, source_sha256=None, sha256=None
+        )
     source_sha256 = file_sha256(path)
     cache = ModelCache(cache_dir, f"{path.stem}.{source_sha256[:16]}.Q8_0.gguf")
 
@@ -192,6 +199,8 @@ def _converted(
             raise ModelError(f"The model file {path} ended inside the tensor {tensor.name}: was it replaced?")
         api.dequantize_row_q4_1(ffi.from_buffer(packed), values_pointer, count * row_values)
         if not np.isfinite(values[: count * row_values]).all():
-            raise ModelError(f"The model file {path} is corrupt: {tensor.name} holds values that are no numbers.")
+            raise ModelError(
+                f"The model file {path} is corrupt: {tensor.name} holds values that are no numbers."
+            )
         api.ggml_quantize_chunk(tensor_type, values_pointer, result, 0, count, row_values, ffi.NULL)
         yield memoryview(ffi.buffer(result, count * target_row))

@@ -20,6 +20,13 @@ LIBRARY_SHA256: Final = {
 }
 """By (sys.platform, machine). A platform that is not here has not been verified."""
 
+CONVERTED_SHA256: Final = {
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53": (
+        "2bee9587dc93d258aac88b8abefe479bea465140b6a6ca5da1eba52463be2c3d"
+    ),
+}
+"""What `convert` must make of the default model (SmolLM2-135M-Instruct, Q4_1 to Q8_0), by source."""
+
 PROCESSOR_FLAGS: Final = ("avx2", "fma", "bmi2")
 """Instruction sets the x86-64 library uses without asking, as /proc/cpuinfo spells them."""
 
@@ -70,7 +77,9 @@ def _layout(name: str, size: int, fields: str) -> Layout:
     """A layout from `name offset size` triples, the way the C program prints them."""
     words = fields.split()
     triples = zip(words[0::3], words[1::3], words[2::3], strict=True)
-    return Layout(name, size, tuple(Field(field, int(offset), int(width)) for field, offset, width in triples))
+    return Layout(
+        name, size, tuple(Field(field, int(offset), int(width)) for field, offset, width in triples)
+    )
 
 
 MODEL_PARAMS: Final = _layout(

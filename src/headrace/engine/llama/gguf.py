@@ -100,7 +100,7 @@ class GgufFile:
         if name is None or self._api.gguf_get_arr_n(self.handle, index) < count:
             return None
         pointer = self._api.gguf_get_arr_data(self.handle, index)
-        return list(self._library.ffi.unpack(self._library.ffi.cast(f"const {name} *", pointer), count))
+        return self._library.unpack(self._library.ffi.cast(f"const {name} *", pointer), count)
 
     def tensors_of_type(self, number: int) -> Iterator[Tensor]:
         """The tensors of one ggml type."""
@@ -115,7 +115,7 @@ class GgufFile:
         return Tensor(
             name=self._library.text(api.gguf_get_tensor_name(handle, index)) or "",
             type=api.gguf_get_tensor_type(handle, index),
-            shape=tuple(self._library.ffi.unpack(api.gguf_get_tensor_ne(handle, index), 4)),
+            shape=tuple(self._library.unpack(api.gguf_get_tensor_ne(handle, index), 4)),
             offset=api.gguf_get_tensor_offset(handle, index),
             size=api.gguf_get_tensor_size(handle, index),
         )

@@ -21,19 +21,25 @@ class Library:
         self.ffi = FFI()
         self.ffi.cdef(definitions.DECLARATIONS)
         try:
-            self.api: Any = self.ffi.dlopen(str(path))
+            api: Any = self.ffi.dlopen(str(path))
         except OSError as error:
             raise preflight.refusal(f"The library {path} cannot be loaded: {error}.") from error
-        verify.verify(self.ffi, self.api)
-        self.log = LibraryLog(self.ffi, self.api)
-        self.api.llama_backend_init()
+        verify.verify(self.ffi, api)
+        self.api = api
+        self.log = LibraryLog(self.ffi, api)
+        api.llama_backend_init()
 
     def text(self, pointer: Any) -> str | None:
         """A C string as text; None for NULL. Bytes that are not UTF-8 are replaced."""
         if pointer == self.ffi.NULL:
             return None
-        raw: bytes = self.ffi.string(pointer)
-        return raw.decode("utf-8", "replace")
+        raw: Any = self.ffi.string(pointer)
+        return str(raw, "utf-8", "replace")
+
+    def unpack(self, pointer: Any, count: int) -> list[int]:
+        """`count` integers from a C array."""
+        values: Any = self.ffi.unpack(pointer, count) if count else ()
+        return list(values)
 
 
 @functools.cache

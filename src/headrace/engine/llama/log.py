@@ -40,8 +40,8 @@ class LibraryLog:
         if level != definitions.LOG_CONTINUED:
             self._is_kept = level in (definitions.LOG_WARN, definitions.LOG_ERROR)
         if self._is_kept:
-            line = self._ffi.string(text, _LINE_CHARACTERS_MAX).decode("utf-8", "replace")
-            self._lines.append(line)
+            line: Any = self._ffi.string(text, _LINE_CHARACTERS_MAX)
+            self._lines.append(str(line, "utf-8", "replace"))
 
 
 def _ignore_error(_kind: object, _value: object, _traceback: object) -> None:

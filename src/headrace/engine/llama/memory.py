@@ -44,7 +44,9 @@ def read_shape(file: GgufFile) -> Shape:
     """The shape of the model in `file`. Raises `ModelError` when the file lacks what a decoder has."""
     architecture = file.text("general.architecture")
     if architecture is None:
-        raise ModelError(f"The model file {file.path} does not say its architecture: it is no language model.")
+        raise ModelError(
+            f"The model file {file.path} does not say its architecture: it is no language model."
+        )
     layers = file.number(f"{architecture}.block_count") or 0
     embedding = file.number(f"{architecture}.embedding_length") or 0
     heads = max(file.numbers(f"{architecture}.attention.head_count", layers) or [0])
@@ -87,8 +89,8 @@ def estimate_demand(
     activations = batch_tokens * (8 * shape.embedding + 3 * shape.feed_forward) * 4
     logits = 2 * sequences * shape.vocabulary * 4
     seen = kv_tokens if is_unified else _padded(context_tokens)
-    mask = batch_tokens * seen * 4 * 2
-    scores = 0 if is_flash_attention else 2 * batch_tokens * seen * shape.heads * 4
+    mask = batch_tokens * seen * 4
+    scores = 0 if is_flash_attention else batch_tokens * seen * shape.heads * 4 * 5 // 4
     return Demand(
         weights=shape.weights_bytes,
         kv=kv_tokens * shape.kv_bytes_per_token,
@@ -116,7 +118,11 @@ def available_bytes(root: Path = Path("/")) -> int:
         if number == "0":
             mount, limit, usage = root / "sys/fs/cgroup", "memory.max", "memory.current"
         elif "memory" in controllers.split(","):
-            mount, limit, usage = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            mount, limit, usage = (
+                root / "sys/fs/cgroup/memory",
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+            )
         else:
             continue
         limits += _group_allowances(mount, group, limit, usage)

@@ -33,7 +33,8 @@ class LlamaModel:
         api = library.api
         self.name = self._text("general.name") or path.stem
         self.architecture = self._text("general.architecture")
-        self.quantization = library.text(api.llama_ftype_name(api.llama_model_ftype(self.handle))) or "unknown"
+        self.file_type: int = api.llama_model_ftype(self.handle)
+        self.quantization = library.text(api.llama_ftype_name(self.file_type)) or "unknown"
         self.parameters: int = api.llama_model_n_params(self.handle)
         self.weights_bytes: int = api.llama_model_size(self.handle)
 
@@ -54,7 +55,7 @@ def estimate(shape: Shape, settings: LlamaSettings) -> Demand:
         shape,
         sequences=settings.sequences,
         context_tokens=settings.context_tokens,
-        batch_tokens=settings.batch_tokens,
+        batch_tokens=settings.batch_capacity,
         is_flash_attention=settings.flash_attention,
         is_unified=settings.kv_layout == "unified",
     )

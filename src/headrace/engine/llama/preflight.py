@@ -7,6 +7,7 @@ middle of a request, a missing libgomp a linker message that names no package.
 import hashlib
 import importlib.metadata
 import importlib.util
+import platform
 import sys
 from pathlib import Path
 
@@ -114,8 +115,6 @@ def check_machine(system: str, machine: str) -> Path:
 
 def check_this_machine() -> Path:
     """`check_machine` for the machine this process runs on."""
-    import platform
-
     return check_machine(sys.platform, platform.machine())
 
 

@@ -7,8 +7,11 @@ sampling", Holtzman et al., arXiv:1904.09751), draw from what is left.
 The random number of a draw is a function of the seed and of the position alone, not of how many draws
 went before. A sequence that is dropped and computed again from its tokens continues as it would have.
 
-Written in numpy instead of llama.cpp's sampler chain, because the chain sorts or copies the whole
-vocabulary where top_k does not cut it first. Measured on 49 152 logits, see docs of the engine.
+Written in numpy instead of llama.cpp's sampler chain: nothing of the vocabulary is copied into structs,
+and nothing is sorted that a cut-off can exclude. One row of 49 152 logits shaped like a language
+model's, one core of a Zen 5, numpy against the chain (without its input copy), in microseconds:
+temperature alone 41 / 660, with top_p 0.95 64 / 395, with top_k 40 as well 64 / 20. A nearly flat
+distribution, where the nucleus is most of the vocabulary, is the worst case: 840.
 """
 
 import math
@@ -80,7 +83,8 @@ def _weights(logits: Logits, peak: float, temperature: float) -> Logits:
     """Softmax numerators: 1 for the largest logit, 0 where a logit is minus infinity."""
     weights = logits - np.float32(peak)
     weights *= np.float32(1.0 / temperature)
-    return np.exp(weights, out=weights)
+    np.exp(weights, out=weights)
+    return weights
 
 
 def _largest(row: Logits, count: int) -> NDArray[np.intp]:

@@ -46,6 +46,11 @@ class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     @property
+    def batch_capacity(self) -> int:
+        """`batch_tokens`, but no more than all slots together hold: llama.cpp cuts it to that."""
+        return min(self.batch_tokens, self.sequences * self.context_tokens)
+
+    @property
     def thread_count(self) -> int:
         """`threads`, or its default for this machine."""
         if self.threads is not None:

@@ -13,6 +13,7 @@ from cffi import FFI
 from headrace.engine.llama import definitions
 from headrace.engine.llama.definitions import Layout
 from headrace.engine.llama.preflight import refusal
+from headrace.errors import PlatformError
 
 _PROBE_BYTES = 1024
 _PATTERNS = (0xA5, 0x5A)
@@ -33,12 +34,15 @@ def check_symbols(library: Any, names: list[str]) -> None:
 
 def check_layout(ffi: FFI, layout: Layout) -> None:
     """Our cffi declaration of a struct must have the recorded size and offsets."""
-    declared = ffi.typeof(f"struct {layout.name}")
-    if ffi.sizeof(declared) != layout.size:
-        raise _mismatch(layout.name, "declared size in bytes", ffi.sizeof(declared), layout.size)
+    declared: Any = ffi.typeof(f"struct {layout.name}")
+    declared_size = ffi.sizeof(declared)
+    if declared_size != layout.size:
+        raise _mismatch(layout.name, "declared size in bytes", declared_size, layout.size)
     declared_fields = dict(declared.fields or ())
     if list(declared_fields) != [field.name for field in layout.fields]:
-        raise _mismatch(layout.name, "declared fields", list(declared_fields), [f.name for f in layout.fields])
+        raise _mismatch(
+            layout.name, "declared fields", list(declared_fields), [f.name for f in layout.fields]
+        )
     for field in layout.fields:
         found = (declared_fields[field.name].offset, ffi.sizeof(declared_fields[field.name].type))
         if found != (field.offset, field.size):
@@ -75,7 +79,9 @@ def check_defaults(name: str, parameters: Any, expected: dict[str, int | float])
 
 def check_batch(ffi: FFI, library: Any, layout: Layout) -> None:
     """`llama_batch_init` must fill the batch struct the way we read it."""
-    call = ffi.cast("void *(*)(void *, int32_t, int32_t, int32_t)", ffi.addressof(library, "llama_batch_init"))
+    call = ffi.cast(
+        "void *(*)(void *, int32_t, int32_t, int32_t)", ffi.addressof(library, "llama_batch_init")
+    )
     memory = ffi.new(f"uint8_t[{_PROBE_BYTES}]", bytes([_PATTERNS[0]]) * _PROBE_BYTES)
     call(memory, _BATCH_TOKENS, 0, 1)
     tail = bytes(ffi.buffer(memory))[layout.size :]
@@ -85,9 +91,13 @@ def check_batch(ffi: FFI, library: Any, layout: Layout) -> None:
     pointers = {batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits}
     is_filled = batch.n_tokens == 0 and not batch.embd and len(pointers) == 5 and all(pointers)
     if not is_filled:
-        raise _mismatch(layout.name, "fields after llama_batch_init", repr(pointers), "five arrays, no embeddings")
+        raise _mismatch(
+            layout.name, "fields after llama_batch_init", repr(pointers), "five arrays, no embeddings"
+        )
     if not all(batch.seq_id[index] for index in range(_BATCH_TOKENS)) or batch.seq_id[_BATCH_TOKENS]:
-        raise _mismatch(layout.name, "seq_id after llama_batch_init", "other pointers", "a list ended by NULL")
+        raise _mismatch(
+            layout.name, "seq_id after llama_batch_init", "other pointers", "a list ended by NULL"
+        )
     library.llama_batch_free(batch)
 
 
@@ -99,7 +109,8 @@ def check_tensor_types(ffi: FFI, library: Any) -> None:
         (definitions.TYPE_Q4_1, "q4_1", 20),
         (definitions.TYPE_Q8_0, "q8_0", 34),
     ):
-        found = (ffi.string(library.ggml_type_name(number)).decode(), library.ggml_row_size(number, 32))
+        type_name: Any = ffi.string(library.ggml_type_name(number))
+        found = (str(type_name, "utf-8"), library.ggml_row_size(number, 32))
         if found != (name, row_bytes):
             raise _mismatch("tensor type", f"{number} (name, bytes of 32 values)", found, (name, row_bytes))
 
@@ -119,12 +130,14 @@ def verify(ffi: FFI, library: Any) -> None:
     check_written_bytes(ffi, library, "llama_model_default_params", definitions.MODEL_PARAMS)
     check_written_bytes(ffi, library, "llama_context_default_params", definitions.CONTEXT_PARAMS)
     check_defaults("llama_model_params", library.llama_model_default_params(), definitions.MODEL_DEFAULTS)
-    check_defaults("llama_context_params", library.llama_context_default_params(), definitions.CONTEXT_DEFAULTS)
+    check_defaults(
+        "llama_context_params", library.llama_context_default_params(), definitions.CONTEXT_DEFAULTS
+    )
     check_batch(ffi, library, definitions.BATCH)
     check_tensor_types(ffi, library)
 
 
-def _mismatch(subject: str, what: str, found: object, expected: object) -> Exception:
+def _mismatch(subject: str, what: str, found: object, expected: object) -> PlatformError:
     return refusal(
         f"The llama.cpp library differs from headrace's definitions: {subject}, {what}: "
         f"found {found}, expected {expected}."

@@ -13,7 +13,7 @@ class LlamaVocabulary:
     """The `Vocabulary` of a loaded model. All calls are safe from any thread.
 
     What is asked for every generated token (`token_bytes`, `is_end`) is looked up in tables made at
-    load time: 30 ms for 49 152 tokens.
+    load time: 60 ms for 49 152 tokens.
     """
 
     def __init__(self, library: Library, model: Any) -> None:
@@ -92,7 +92,7 @@ class LlamaVocabulary:
                 self._vocab, raw, len(raw), tokens, capacity, False, is_special_parsed
             )
             if count >= 0:
-                return list(self._ffi.unpack(tokens, count)) if count else []
+                return self._library.unpack(tokens, count)
             assert -count > capacity, f"the tokenizer failed with {count}"
             capacity = -count
 
@@ -103,7 +103,7 @@ class LlamaVocabulary:
     def _read_piece(self, token: int, buffer: Any, capacity: int) -> bytes:
         length: int = self._api.llama_token_to_piece(self._vocab, token, buffer, capacity, 0, False)
         if length >= 0:
-            return bytes(self._ffi.unpack(buffer, length)) if length else b""
+            return bytes(self._ffi.buffer(buffer, length))
         return self._read_piece(token, self._ffi.new("char[]", -length), -length)
 
     def _read_special_texts(self) -> tuple[str, ...]:

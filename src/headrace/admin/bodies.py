@@ -1,0 +1,122 @@
+"""What may stand in bodies and query strings, and how violations read.
+
+Bodies are parsed here and not by FastAPI, so that each error names its field and what is allowed there;
+the models go into the OpenAPI document all the same.
+"""
+
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+
+from headrace.admin.problems import Problem
+
+NOT_SUPPORTED_YET: Final = frozenset({"limits", "weight", "quota"})
+"""Fields of the API's contract (UX-1) that would be ignored today, so they are refused."""
+
+
+WholeNumber = Annotated[int, Field(ge=-(2**53), le=2**53)]
+"""What JSON and MessagePack both carry exactly; the core checks what the number is worth."""
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class TenantCreate(_Body):
+    """A new tenant."""
+
+    id: str
+    name: str | None = None
+
+
+class TenantUpdate(_Body):
+    """Only what is given changes; `name: null` takes the name away."""
+
+    name: str | None = None
+    status: Literal["active", "disabled"] = "active"
+
+
+class KeyCreate(_Body):
+    """A new key. Without `scopes` it may chat, stream, embed and read usage; it lives 90 days."""
+
+    tenant: str
+    user: str | None = None
+    name: str | None = None
+    scopes: list[str] | None = None
+    expires_in_s: WholeNumber | None = None
+
+
+B = TypeVar("B", bound=BaseModel)
+
+
+async def body_of(request: Request, model: type[B]) -> B:
+    """The body as a model. Raises `Problem` 400."""
+    try:
+        return model.model_validate_json(await request.body())
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_input=False, include_context=False)
+        raise _bad_body(errors, model) from error
+
+
+def schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    """The same model for the OpenAPI document."""
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": model.model_json_schema()}},
+        }
+    }
+
+
+def query_of(request: Request, allowed: tuple[str, ...]) -> dict[str, str]:
+    """The query parameters, each at most once. Raises `Problem` 400."""
+    found: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in allowed:
+            allowed_text = ", ".join(allowed) or "none"
+            raise Problem(
+                400,
+                "unknown_field",
+                f"unknown query parameter {name[:64]!r}; allowed are {allowed_text}",
+                param=name[:64],
+            )
+        if name in found:
+            raise Problem(400, "invalid_value", f"{name} is given more than once", param=name)
+        found[name] = value
+    return found
+
+
+def page_of(query: dict[str, str]) -> tuple[str | None, int]:
+    """`after` and `limit` of a list. The core checks what they are worth."""
+    limit = query.get("limit", "1000")
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 9):
+        raise Problem(400, "invalid_limit", "limit is a whole number", param="limit")
+    return query.get("after"), int(limit)
+
+
+def _bad_body(errors: list[Any], model: type[BaseModel]) -> Problem:
+    """The first error; fields that are not supported yet before all others."""
+    by_field = {".".join(map(str, error["loc"])): error for error in errors}
+    allowed = ", ".join(model.model_fields)
+    for field, error in by_field.items():
+        if error["type"] == "extra_forbidden" and field in NOT_SUPPORTED_YET:
+            return Problem(
+                400,
+                "not_supported_yet",
+                f"{field} is not enforced by this version yet, so it is not accepted either; allowed are {allowed}",
+                param=field,
+            )
+    field, error = next(iter(by_field.items()))
+    shown = field[:64]
+    match error["type"]:
+        case "json_invalid" | "model_type" | "model_attributes_type":
+            return Problem(400, "malformed_body", f"the body has to be a JSON object with {allowed}")
+        case "extra_forbidden":
+            return Problem(
+                400, "unknown_field", f"unknown field {shown!r}; allowed are {allowed}", param=shown
+            )
+        case "missing":
+            return Problem(400, "missing_field", f"{shown} is required", param=shown)
+        case _:
+            return Problem(400, "invalid_value", f"{shown}: {error['msg']}", param=shown)

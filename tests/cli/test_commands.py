@@ -1,0 +1,169 @@
+"""UX-2: commands against a real admin process, as text and as JSON, and without a server."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from headrace.cli.main import main
+from tests.admin.admin_world import AdminWorld
+
+Run = Callable[..., Result]
+
+
+def test_tenants(run: Run) -> None:
+    made = run("tenants", "create", "demo", "--name", "Demo", "--json")
+    assert made.exit_code == 0, made.output
+    assert json.loads(made.output)["id"] == "demo"
+    assert json.loads(run("tenants", "show", "demo", "--json").output) == json.loads(made.output)
+    assert json.loads(run("tenants", "disable", "demo", "--json").output)["status"] == "disabled"
+    assert json.loads(run("tenants", "enable", "demo", "--json").output)["status"] == "active"
+    assert json.loads(run("tenants", "update", "demo", "--name", "New", "--json").output)["name"] == "New"
+    assert json.loads(run("tenants", "update", "demo", "--name", "", "--json").output)["name"] is None
+    lines = run("tenants", "list").output.splitlines()
+    assert lines[0].split() == ["id", "name", "status", "created", "updated", "version"]
+    row = next(line for line in lines if line.startswith("demo "))
+    assert row.split()[:3] == ["demo", "-", "active"]
+    assert "status" in run("tenants", "show", "demo").output
+
+
+def test_nothing_to_update_is_wrong_usage(run: Run) -> None:
+    assert run("tenants", "update", "demo").exit_code == 2
+
+
+def test_keys(run: Run, world: AdminWorld) -> None:
+    run("tenants", "create", "keyed")
+    made = run(
+        "keys", "create", "keyed", "--user", "ann", "--scope", "chat:read", "--scope", "usage:read",
+        "--expires-in", "2h", "--json",
+    )  # fmt: skip
+    issued = json.loads(made.output)
+    assert issued["key"].startswith("hr_live_")
+    assert issued["scopes"] == ["chat:read", "usage:read"]
+    assert round((issued["expires_ts"] - issued["created_ts"]) / 1e6) in (7200, 7201)
+    listed = run("keys", "list", "--tenant", "keyed")
+    assert issued["jti"] in listed.output
+    assert issued["key"] not in listed.output
+    assert run("keys", "revoke", issued["jti"]).output == f"revoked {issued['jti']}\n"
+    assert json.loads(run("keys", "revoke", issued["jti"], "--json").output)["revoked"] is True
+    (key,) = json.loads(run("keys", "list", "--tenant", "keyed", "--json").output)
+    assert key["revoked_ts"] is not None
+    shown = run("keys", "create", "keyed").output
+    assert "hr_live_" in shown
+
+
+@pytest.mark.parametrize("text", ["", "x", "1w", "-5", "1.5h", "9" * 13])
+def test_bad_durations(run: Run, text: str) -> None:
+    result = run("keys", "create", "demo", "--expires-in", text)
+    assert result.exit_code == 2
+    assert "not a duration" in result.output
+
+
+def test_lists_longer_than_a_page(run: Run, world: AdminWorld) -> None:
+    async def make() -> None:
+        world.directory._store._connection.execute("PRAGMA synchronous=OFF")
+        for number in range(1003):
+            world.directory.create_tenant(f"many{number:04}", None, actor="test")
+
+    world.on_core(make)
+    found = json.loads(run("tenants", "list", "--json").output)
+    assert sum(tenant["id"].startswith("many") for tenant in found) == 1003
+
+
+def test_usage(run: Run, world: AdminWorld) -> None:
+    for number in range(3):
+        world.record(f"cli_{number}", tenant_id="cli", completion_tokens=number)
+    report = json.loads(run("usage", "report", "--tenant", "cli", "--json").output)
+    assert report["total"]["operations"] == 3
+    lines = run("usage", "report", "--tenant", "cli", "--group-by", "tenant,model").output.splitlines()
+    assert lines[0].split()[:4] == ["tenant_id", "model", "operations", "prompt_tokens"]
+    assert lines[1].split()[:3] == ["cli", "smol", "3"]
+    later = run("usage", "report", "--tenant", "cli", "--from", "2027-01-01", "--group-by", "day", "--json")
+    assert json.loads(later.output)["data"] == []
+    assert run("usage", "report", "--from", "2027-01-01", "--group-by", "day").exit_code == 0
+    record = json.loads(run("usage", "show", "cli_2", "--json").output)
+    assert (record["request_id"], record["completion_tokens"]) == ("cli_2", 2)
+    assert "2026-09-21" in run("usage", "show", "cli_2").output
+
+
+def test_workers_and_models(run: Run) -> None:
+    assert [worker["id"] for worker in json.loads(run("workers", "list", "--json").output)] == ["w0"]
+    assert run("workers", "list").output.splitlines()[1].split()[:4] == ["w0", "smol", "embedded", "ready"]
+    assert json.loads(run("models", "list", "--json").output) == [{"id": "smol", "workers": 1, "ready": 1}]
+    assert "smol" in run("models", "list").output
+
+
+def test_refusals_are_said_and_exit_with_1(run: Run) -> None:
+    refused = run("tenants", "show", "nobody")
+    assert refused.exit_code == 1
+    assert refused.stderr == "headrace: there is no tenant 'nobody' [tenant_not_found]\n"
+    assert refused.stdout == ""
+    as_json = run("tenants", "create", "No", "--json")
+    assert as_json.exit_code == 1
+    assert json.loads(as_json.stdout)["code"] == "invalid_tenant_id"
+    bad = run("usage", "report", "--group-by", "week")
+    assert bad.exit_code == 1
+    assert "tenant, key, model, user, day, hour, outcome" in bad.stderr
+
+
+COMMANDS = [
+    ("tenants", "list"),
+    ("keys", "list"),
+    ("usage", "report"),
+    ("usage", "show", "x"),
+    ("workers", "list"),
+    ("models", "list"),
+    ("models", "list", "--key", "hr_live_x"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_a_server_commands_exit_with_3(command: tuple[str, ...], tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, [*command, "--data", str(tmp_path)])
+    assert result.exit_code == 3
+    assert "no server is running" in result.stderr
+    assert "headrace serve" in result.stderr
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "\xff", '{"url": 1}'])
+def test_a_damaged_server_file_is_no_server(tmp_path: Path, content: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "server.json").write_text(content, encoding="latin-1")
+    assert CliRunner().invoke(main, ["tenants", "list", "--data", str(tmp_path)]).exit_code == 3
+
+
+def test_a_server_that_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    server = {"url": "http://127.0.0.1:9", "admin_url": "http://127.0.0.1:9", "pid": 1, "started_ts": 1}
+    (tmp_path / "run" / "server.json").write_text(json.dumps(server))
+    result = CliRunner().invoke(main, ["tenants", "list", "--data", str(tmp_path)])
+    assert result.exit_code == 3
+    assert "admin.key cannot be read" in result.stderr
+    (tmp_path / "run" / "admin.key").write_text("hr_admin_x")
+    result = CliRunner().invoke(main, ["tenants", "list", "--data", str(tmp_path)])
+    assert result.exit_code == 3
+    assert "does not answer" in result.stderr
+
+
+def test_address_and_key_from_options_and_environment(world: AdminWorld, tmp_path: Path) -> None:
+    options = ["tenants", "list", "--json", "--data", str(tmp_path)]
+    given = CliRunner().invoke(main, [*options, "--admin-url", world.url, "--admin-key", world.key])
+    assert given.exit_code == 0
+    environment = {"HEADRACE_ADMIN_URL": world.url, "HEADRACE_ADMIN_KEY": world.key}
+    assert CliRunner().invoke(main, options, env=environment).output == given.output
+
+
+def test_the_key_file_is_sent_to_its_own_server_only(run: Run, world: AdminWorld) -> None:
+    result = run("tenants", "list", "--admin-url", "http://127.0.0.1:9")
+    assert result.exit_code == 2
+    assert "--admin-key" in result.output
+    assert run("tenants", "list", "--admin-url", "nonsense", "--admin-key", "x").exit_code == 2
+
+
+def test_what_a_server_says_cannot_play_with_the_terminal(run: Run, world: AdminWorld) -> None:
+    world.record("odd", tenant_id="odd", user_id="a\x1b[31mb\nc")
+    output = run("usage", "report", "--tenant", "odd", "--group-by", "user").output
+    assert "\x1b" not in output
+    assert len(output.splitlines()) == 2

@@ -1,0 +1,51 @@
+"""The real library and the real default model, loaded once."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.engine.llama import LlamaEngine, LlamaSettings, PreparedModel, prepare_model
+from headrace.engine.llama.library import Library, open_library
+
+MODEL_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="session")
+def source_model() -> Path:
+    """The default model as shipped."""
+    directory = Path(os.environ.get("HEADRACE_MODEL_CACHE", REPOSITORY / ".cache" / "models"))
+    path = directory / MODEL_NAME
+    if not path.is_file():
+        pytest.fail(f"{path} is missing: run make install")
+    return path
+
+
+@pytest.fixture(scope="session")
+def prepared(source_model: Path, tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
+    """The default model converted, in a cache directory of this test run."""
+    return prepare_model(source_model, tmp_path_factory.mktemp("converted"))
+
+
+@pytest.fixture(scope="session")
+def library() -> Library:
+    return open_library()
+
+
+@pytest.fixture(scope="session")
+def shared_engine(prepared: PreparedModel) -> Iterator[LlamaEngine]:
+    engine = LlamaEngine.load(
+        LlamaSettings(model_path=prepared.path, sequences=8, context_tokens=512, batch_tokens=128, threads=1)
+    )
+    yield engine
+    engine.shutdown()
+
+
+@pytest.fixture
+def engine(shared_engine: LlamaEngine) -> Iterator[LlamaEngine]:
+    """The shared engine with all slots closed before and after."""
+    yield shared_engine
+    for slot in range(shared_engine.info.sequences):
+        shared_engine.close(slot)

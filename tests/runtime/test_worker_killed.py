@@ -1,0 +1,116 @@
+"""`kill -9` of a worker under load: clear errors, exact rows, and service again in seconds."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.worker.progress import read_records
+from tests.platform_harness import Platform, platform, until
+
+SLOW = {"decode_us_per_step": 20_000, "output_tokens": 400, "prefill_us_per_token": 1_000}
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Platform]:
+    model = {"id": "slow", "engine": {"max_batch_size": 6, "max_context_tokens": 512, "stub": SLOW}}
+    with platform(tmp_path / "data", models=[model]) as running:
+        yield running
+
+
+def worker_pid(served: Platform) -> int | None:
+    (worker,) = served.workers()
+    return worker["pid"] if worker["status"] == "ready" else None
+
+
+def test_running_requests_end_with_an_error_and_a_row_each_and_the_worker_comes_back(served: Platform) -> None:
+    pid = worker_pid(served)
+    assert pid
+    streams = [served.open_chat(max_tokens=390, stream=True) for _ in range(3)]
+    wholes = [served.open_chat(max_tokens=390) for _ in range(2)]
+    prefilling = served.open_chat("water " * 330, max_tokens=5)
+    queued = served.open_chat(max_tokens=3)
+    until(lambda: served.metric("headrace_running") == 6)
+    for stream in streams:
+        for _ in range(12):
+            assert stream.response.readline()
+    os.kill(pid, signal.SIGKILL)
+    (progress,) = (served.data / "progress").glob("*.progress")
+    for stream in streams:
+        reply = stream.reply()
+        assert reply.status == 200
+        assert reply.events[-1]["error"]["code"] == "worker_lost"
+        assert b"[DONE]" not in reply.body
+    for whole in (*wholes, prefilling):
+        reply = whole.reply()
+        assert (reply.status, reply.error["code"]) == (502, "worker_lost")
+        assert reply.headers["retry-after"]
+    answered = queued.reply()
+    assert answered.status == 200, "what waited in the queue is served by the next process"
+    until(lambda: worker_pid(served) not in (None, pid), what="another process serves")
+    rows = served.rows()
+    assert len(rows) == 7
+    lost = {row["attempt_ids"]: row for row in rows if row["outcome"] == "worker_lost"}
+    assert len(lost) == 6
+    assert {row["count_source"] for row in lost.values()} == {"progress_file"}
+    noted = {record.attempt_id: record for record in read_records(progress)}
+    for attempt_ids, row in lost.items():
+        record = noted[attempt_ids.strip('[]"')]
+        assert row["completion_tokens"] == record.completion_tokens
+        assert row["prompt_tokens"] == record.prompt_tokens_computed
+    streamed = [row for row in lost.values() if row["mode"] == "stream"]
+    assert all(row["completion_tokens"] >= 5 for row in streamed)
+    assert served.num_open() == 0
+    assert served.metric("headrace_running") == 0
+    assert served.workers()[0]["restarts"] == 1
+
+
+def test_a_hung_engine_is_killed_and_its_requests_are_settled(tmp_path: Path) -> None:
+    stuck = {"prefill_us_per_token": 20_000}
+    model = {"id": "stuck", "engine": {"max_batch_size": 2, "max_context_tokens": 512, "stub": stuck}}
+    with platform(tmp_path / "data", models=[model], worker_step_timeout_s=1.0) as served:
+        reply = served.chat("water " * 100)
+        assert (reply.status, reply.error["code"]) == (502, "worker_lost")
+        until(lambda: worker_pid(served))
+        assert served.num_open() == 0
+
+
+def test_an_engine_that_faults_again_and_again_makes_way_for_a_new_process(tmp_path: Path) -> None:
+    model = {"id": "faulty", "engine": {"max_batch_size": 2, "stub": {"fault_every_steps": 3}}}
+    with platform(tmp_path / "data", models=[model]) as served:
+        replies = [served.chat(max_tokens=30) for _ in range(4)]
+        assert {reply.status for reply in replies} <= {500, 502, 200}
+        assert any(reply.error["code"] == "engine_error" for reply in replies if reply.status == 500)
+        until(lambda: served.num_open() == 0)
+        assert len(served.rows()) == 4
+
+
+def test_the_server_killed_and_started_again_closes_what_it_left_open(tmp_path: Path) -> None:
+    model = {"id": "slow", "engine": {"max_batch_size": 4, "max_context_tokens": 512, "stub": SLOW}}
+    data = tmp_path / "data"
+    with platform(data, models=[model]) as served:
+        chats = [served.open_chat(max_tokens=390, stream=True) for _ in range(4)]
+        for chat in chats:
+            for _ in range(10):
+                assert chat.response.readline()
+        waiting = served.open_chat(max_tokens=3)
+        until(lambda: served.metric("headrace_queue_length") == 1)
+        children = served.children()
+        served.process.kill()
+        served.process.wait()
+        until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in children), what="no orphans")
+        for chat in (*chats, waiting):
+            chat.close()
+        assert served.num_open() == 5
+    with platform(data, models=[model]) as served:
+        assert served.num_open() == 0
+        rows = served.rows()
+        assert [row["outcome"] for row in rows] == ["recovered"] * 5
+        # The orphaned worker ended its attempts itself; its unacknowledged records were in its file.
+        counted = [row for row in rows if row["count_source"] == "engine"]
+        assert len(counted) == 4
+        assert all(row["completion_tokens"] >= 4 for row in counted)
+        assert served.chat(max_tokens=1).status == 200
+        assert not list((data / "progress").glob("*.1.new"))
