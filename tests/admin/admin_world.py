@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
+import uvloop
 
 from headrace.clock import SystemClock
 from headrace.core.control import ControlServer
@@ -37,7 +38,7 @@ class AdminWorld:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.socket = folder / "core.sock"
-        self.loop = asyncio.new_event_loop()
+        self.loop = uvloop.new_event_loop()  # as `serve` does
         self.thread = threading.Thread(target=self.loop.run_forever)
 
     def __enter__(self) -> Self:

@@ -157,5 +157,5 @@ class LedgerMachine(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=20, deadline=None)
+LedgerMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=15, deadline=None)
 TestLedger = LedgerMachine.TestCase

@@ -27,17 +27,20 @@ class ChatCall(msgspec.Struct, frozen=True, kw_only=True):
     """`stream_options.include_usage`: the client wants the usage chunk."""
     max_tokens: int | None
     """The effective maximum; None where the client set none."""
-    temperature: float
-    top_p: float
-    top_k: int
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
     seed: int | None
     stop: list[str]
     user: str | None
 
-    def sampling(self, fallback_seed: int) -> Sampling:
-        seed = self.seed if self.seed is not None else fallback_seed
+    def sampling(self, defaults: Sampling) -> Sampling:
+        """What the client asked for, completed by the model's defaults and the seed drawn for it."""
         return Sampling(
-            temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=seed & 0xFFFF_FFFF
+            temperature=defaults.temperature if self.temperature is None else self.temperature,
+            top_p=defaults.top_p if self.top_p is None else self.top_p,
+            top_k=defaults.top_k if self.top_k is None else self.top_k,
+            seed=(defaults.seed if self.seed is None else self.seed) & 0xFFFF_FFFF,
         )
 
 
@@ -91,7 +94,7 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     store: bool | None = None
-    # Known, not served yet: only their neutral values pass (`_NEUTRAL`).
+    # Known, not served yet: only their neutral values pass (`NEUTRAL`).
     audio: _Raw = msgspec.UNSET
     allow_degrade: _Raw = msgspec.UNSET
     conversation_id: _Raw = msgspec.UNSET
@@ -134,7 +137,7 @@ NO_OPS: Final = {
 }
 """Fields that are accepted and change nothing, with the reason."""
 
-_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
@@ -187,9 +190,9 @@ def decode(body: bytes) -> ChatCall:
         is_stream=bool(raw.stream),
         is_usage_wanted=_usage_wanted(raw),
         max_tokens=_effective_maximum(raw),
-        temperature=1.0 if raw.temperature is None else raw.temperature,
-        top_p=1.0 if raw.top_p is None else raw.top_p,
-        top_k=raw.top_k or 0,
+        temperature=raw.temperature,
+        top_p=raw.top_p,
+        top_k=raw.top_k,
         seed=raw.seed,
         stop=_stop_strings(raw.stop),
         user=raw.user or None,
@@ -220,7 +223,7 @@ def _refuse_unserved(raw: _Body) -> None:
         if value is msgspec.UNSET:
             continue
         plain = msgspec.json.decode(value)
-        neutral = _NEUTRAL.get(name, ())
+        neutral = NEUTRAL.get(name, ())
         if plain is None or any(_is_same(plain, allowed) for allowed in neutral):
             continue
         hint = f" Only {' or '.join(map(_show, neutral))} is accepted." if neutral else " Leave it out."

@@ -24,6 +24,8 @@ ModelId = Annotated[
 
 BUILTIN_MODEL = "smollm2-135m-instruct"
 """The model that `make install` brings along."""
+BUILTIN_PATH = "builtin"
+"""Its `path`."""
 
 
 class StubTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,11 +63,28 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     threads: Annotated[int, msgspec.Meta(ge=1, le=512)] | None = None
     """Compute threads; left out, one less than the processor has cores."""
     kv_layout: Literal["per_sequence", "unified"] = "per_sequence"
+    """`per_sequence` gives each request a fixed part of the KV memory; `unified` lets them share all of it, slower."""
     flash_attention: bool = True
+    """llama.cpp's fused attention kernel."""
     chat_template: str | None = None
     """Path of a Jinja file that replaces the template in the model file."""
     stub: StubTiming | None = None
     """Use the stub engine instead of the model. For load tests only."""
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tokens are drawn where a request does not say. Without settings these are the API's own."""
+
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 1.0
+    """0 always takes the most probable token."""
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    """Draw from the smallest set of tokens with so much probability."""
+    top_k: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+    """Draw from so many of the most probable tokens; 0 from all."""
+
+
+BUILTIN_SAMPLING = SamplingDefaults(temperature=0.2, top_p=0.9)
+"""What the built-in model's publisher recommends; at temperature 1 so small a model talks nonsense."""
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,6 +95,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A GGUF file. `builtin` is the model that comes with the installation."""
     workers: Annotated[int, msgspec.Meta(ge=1, le=64, description="worker processes for this model")] = 1
     engine: EngineSettings = EngineSettings()
+    sampling: SamplingDefaults | None = None
+    """Left out: the API's defaults; for the built-in model temperature 0.2 and top_p 0.9."""
     upstream: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s?#]+$")] | None = None
     """Base URL of an OpenAI-compatible server, up to and including `/v1`."""
     upstream_model: str | None = None
@@ -86,22 +107,36 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Requests in an upstream at once; the rest waits in headrace's queue. Embedded workers are bounded by
     `engine.max_batch_size`."""
 
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        if self.sampling is not None:
+            return self.sampling
+        return BUILTIN_SAMPLING if self.path == BUILTIN_PATH else SamplingDefaults()
+
 
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The bounded queue in front of each model's workers."""
 
     length: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = bounds.QUEUE_LENGTH_DEFAULT
+    """Most requests waiting for one model; the next is refused with 429 `queue_full`."""
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = bounds.QUEUE_SECONDS_DEFAULT
+    """Most time a request waits; then 429 `queue_timeout`."""
 
 
 class LedgerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The record of every operation."""
+
     durability: Literal["os", "fsync"] = "os"
     """`os`: a record survives the death of any process; `fsync`: also a power cut."""
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The log on standard error."""
+
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lines of this weight and above. One line for each request is `info`."""
     format: Literal["json", "console"] = "json"
+    """`json`: one object a line; `console`: for reading in a terminal."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,10 +145,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     data: str = ".data"
     """Directory of ledger, keys and tenants. One server at a time."""
     host: str = "127.0.0.1"
+    """Address of the API. `0.0.0.0` listens on all; put TLS in front of it then."""
     port: Port = 8080
     admin_host: str = "127.0.0.1"
+    """Address of the admin API."""
     admin_port: Port = 8081
     metrics_host: str = "127.0.0.1"
+    """Address of all metrics, the workers' too."""
     metrics_port: Port = 0
     models: Annotated[list[ModelSettings], msgspec.Meta(max_length=256)] = []
     """Left out: the built-in model, one worker."""

@@ -137,7 +137,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         if not self._server.connected(self):
             _log.warning("control_connection_refused", limit=CONNECTIONS_MAX)
-            transport.abort()
+            self.abort()
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -12,7 +12,7 @@ import structlog
 
 from headrace.api import refusals
 from headrace.clock import Clock
-from headrace.config.settings import Settings
+from headrace.config.settings import ModelSettings, SamplingDefaults, Settings
 from headrace.core.directory import Directory
 from headrace.core.embedded import counts_of
 from headrace.core.metrics import CoreMetrics
@@ -32,8 +32,11 @@ _log = structlog.get_logger()
 class ServedModel:
     """A model that clients can ask for, with its queue and its replicas."""
 
-    def __init__(self, model_id: str, *, queue_length: int, created_s: int) -> None:
+    def __init__(
+        self, model_id: str, *, sampling: SamplingDefaults, queue_length: int, created_s: int
+    ) -> None:
         self.model_id = model_id
+        self.sampling = sampling
         self.created_s = created_s
         self.queue: ModelQueue[Operation] = ModelQueue(length_max=queue_length)
         self.replicas: dict[str, Replica] = {}
@@ -68,10 +71,11 @@ class Core:
 
     # --- models and replicas: called by the supervisor ------------------------------------------------
 
-    def add_model(self, model_id: str) -> None:
-        assert model_id not in self.models
-        self.models[model_id] = ServedModel(
-            model_id,
+    def add_model(self, settings: ModelSettings) -> None:
+        assert settings.id not in self.models
+        self.models[settings.id] = ServedModel(
+            settings.id,
+            sampling=settings.sampling_defaults,
             queue_length=self.settings.queue.length,
             created_s=self.clock.wall_us() // 1_000_000,
         )

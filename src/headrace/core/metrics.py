@@ -1,6 +1,7 @@
 """What the core and the gateway count. Label values come from bounded sets only."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -10,6 +11,17 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 _OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 TENANTS_MAX = 100
 """Tenants with a label of their own; the rest is counted as `other`."""
+
+
+WATCHED: Final = {
+    "headrace_http_connections_open": "Client connections.",
+    "headrace_http_requests_refused": "Requests refused by the HTTP layer since the start.",
+    "headrace_ledger_pending": "Ledger entries not written yet.",
+    "headrace_ledger_healthy": "0 while the ledger cannot be written.",
+    "headrace_queue_length": "Requests waiting for a replica.",
+    "headrace_running": "Requests on replicas.",
+}
+"""Gauges that are read when they are scraped."""
 
 
 class CoreMetrics:
@@ -70,9 +82,11 @@ class CoreMetrics:
             registry=registry,
         )
 
-    def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """A gauge that is read when it is scraped."""
-        Gauge(name, text, registry=self.registry).set_function(read)
+    def watch(self, readers: Mapping[str, Callable[[], float]]) -> None:
+        """Say where the values of `WATCHED` come from."""
+        assert readers.keys() == WATCHED.keys()
+        for name, read in readers.items():
+            Gauge(name, WATCHED[name], registry=self.registry).set_function(read)
 
     def replied(self, route: str, status: int) -> None:
         self._replies.labels(route, str(status)).inc()

@@ -23,6 +23,7 @@ from headrace.gateway.exchange import Exchange, usage_headers
 from headrace.gateway.identify import require_scope
 from headrace.identity import Identity
 from headrace.ledger.records import Reservation
+from headrace.request.sampling import Sampling
 
 _MESSAGE_OVERHEAD_TOKENS = 16
 """What a chat template adds to a message, at most, in the estimate."""
@@ -121,10 +122,19 @@ class ChatCompletions:
                 created_s=self._clock.wall_us() // 1_000_000,
                 model=call.model,
                 call=call,
-                sampling=call.sampling(secrets.randbits(32)),
+                sampling=call.sampling(self._defaults(operation)),
                 body=exchange.request.body,
                 traceparent=exchange.traceparent,
             )
+        )
+
+    def _defaults(self, operation: Operation) -> Sampling:
+        model = operation.model.sampling
+        return Sampling(
+            temperature=model.temperature,
+            top_p=model.top_p,
+            top_k=model.top_k,
+            seed=secrets.randbits(32),
         )
 
     def _reservation(self, exchange: Exchange, identity: Identity, call: ChatCall) -> Reservation:

@@ -191,8 +191,10 @@ class HttpClient:
         return connection
 
     def _undo_open(self, connection: UpstreamConnection) -> None:
-        if connection.is_made:
-            connection.destroy()
+        """Nobody wants the connection. uvloop may still make it, or may never report it lost."""
+        connection.abandon()
+        if connection in self._connections:
+            self.forget(connection)
         else:
             self._free_place()
 
@@ -229,7 +231,9 @@ class HttpClient:
         self.num_connections_opened += 1
 
     def forget(self, connection: UpstreamConnection) -> None:
-        """The connection is lost."""
+        """The connection is lost: its place is free."""
+        if connection not in self._connections:
+            return
         self._connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)

@@ -49,7 +49,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._is_reply_until_eof = False
         self._is_paused = False
         self._is_turn_over = True
-        self.is_made = False
+        self._is_made = False
+        self._is_abandoned = False
         self.is_lost = False
         self.num_exchanges = 0
         self.bytes_received = 0
@@ -63,8 +64,11 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self.is_made = True
-        self._client.opened(self)
+        self._is_made = True
+        if self._is_abandoned:
+            self._transport.abort()
+        else:
+            self._client.opened(self)
 
     def data_received(self, data: bytes) -> None:
         response = self._response
@@ -206,6 +210,12 @@ class UpstreamConnection(asyncio.Protocol):
             response.fail(UpstreamBroken(f"{self.name}: the reply was left"))
         if not self.is_lost:
             self._transport.abort()
+
+    def abandon(self) -> None:
+        """Whoever asked for this connection gave up while it was being made."""
+        self._is_abandoned = True
+        if self._is_made:
+            self.destroy()
 
     # --- pressure ---------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ class Fleet:
         self._tasks: list[asyncio.Task[None]] = []
         self._models = settings.models or [default_model()]
         for model in self._models:
-            core.add_model(model.id)
+            core.add_model(model)
 
     async def start(self) -> None:
         for model in self._models:

@@ -246,22 +246,16 @@ class _Server:
             file.unlink()
 
     def _watch_server(self) -> None:
-        watch = self._metrics.watch
-        http = self._http
-        watch("headrace_http_connections_open", "Client connections.", lambda: http.num_connections_open)
-        watch("headrace_http_refusals", "Requests refused by the HTTP layer.", lambda: http.num_refusals)
-        watch("headrace_ledger_pending", "Ledger entries not written yet.", lambda: self._journal.num_pending)
-        watch("headrace_ledger_healthy", "0 while commits fail.", lambda: float(self._journal.is_healthy))
-        models = self._core.models
-        watch(
-            "headrace_queue_length",
-            "Requests waiting for a replica.",
-            lambda: sum(model.queue.num_waiting for model in models.values()),
-        )
-        watch(
-            "headrace_running",
-            "Requests on replicas.",
-            lambda: sum(model.queue.num_running for model in models.values()),
+        http, journal, models = self._http, self._journal, self._core.models
+        self._metrics.watch(
+            {
+                "headrace_http_connections_open": lambda: http.num_connections_open,
+                "headrace_http_requests_refused": lambda: http.num_refusals,
+                "headrace_ledger_pending": lambda: journal.num_pending,
+                "headrace_ledger_healthy": lambda: float(journal.is_healthy),
+                "headrace_queue_length": lambda: sum(one.queue.num_waiting for one in models.values()),
+                "headrace_running": lambda: sum(one.queue.num_running for one in models.values()),
+            }
         )
 
 

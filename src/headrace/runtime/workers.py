@@ -7,7 +7,7 @@ import msgspec
 import structlog
 
 from headrace.clock import Clock
-from headrace.config.settings import BUILTIN_MODEL, ModelSettings, Settings
+from headrace.config.settings import BUILTIN_MODEL, BUILTIN_PATH, ModelSettings, Settings
 from headrace.core.core import Core
 from headrace.core.embedded import EmbeddedReplica
 from headrace.core.messages import WorkerView
@@ -251,9 +251,9 @@ def model_path(model: ModelSettings, builtin: Path) -> Path | None:
     if model.engine.stub is not None:
         return None
     assert model.path is not None
-    return builtin if model.path == "builtin" else Path(model.path)
+    return builtin if model.path == BUILTIN_PATH else Path(model.path)
 
 
 def default_model() -> ModelSettings:
     """What is served when nothing else is set."""
-    return ModelSettings(id=BUILTIN_MODEL, path="builtin")
+    return ModelSettings(id=BUILTIN_MODEL, path=BUILTIN_PATH)

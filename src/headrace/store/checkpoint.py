@@ -33,7 +33,7 @@ class Checkpointer:
     def run(self) -> int:
         """Does what is due and returns how many pages the log still holds. Raises `sqlite3.Error`."""
         pages, folded = self._checkpoint("PASSIVE")
-        if pages != folded and pages >= LOG_PAGES_MAX:
+        if pages >= LOG_PAGES_MAX:  # folded or not: the writer has gone on meanwhile
             pages, folded = self._checkpoint("RESTART")
         if pages == folded:
             self._connection.execute("UPDATE checkpoint_mark SET number = number + 1")
