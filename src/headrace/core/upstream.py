@@ -94,6 +94,8 @@ class UpstreamAnswer:
         self._first_token_ts: int | None = None
         self._end_ts = 0
         self._is_done = False
+        self._failure: Refusal | None = None
+        """What a read brought besides good events; those are passed on first."""
 
     async def begin(self) -> None:
         task = self._task
@@ -140,6 +142,8 @@ class UpstreamAnswer:
                 relayed = self._sift(splitter.feed(data))
                 if relayed:
                     yield relayed
+                if self._failure is not None:
+                    raise self._failure
         except (UpstreamError, ProtocolError) as error:
             raise _translated(error, self._task.model) from error
         self._end_ts = self._replica.clock.wall_us()
@@ -196,7 +200,8 @@ class UpstreamAnswer:
                 self._is_done = True
                 break
             if _ERROR.match(event):
-                raise refusals.upstream_failed("The upstream reported an error in its stream.")
+                self._failure = refusals.upstream_failed("The upstream reported an error in its stream.")
+                break
             if b'"usage"' in event and _NO_CHOICES.search(event):
                 self._take_usage(event)
                 continue
@@ -211,7 +216,7 @@ class UpstreamAnswer:
         try:
             self._usage = _decode_usage(data_of(event) or b"").usage
         except msgspec.DecodeError:
-            raise refusals.upstream_failed("The upstream's usage chunk is malformed.") from None
+            self._failure = refusals.upstream_failed("The upstream's usage chunk is malformed.")
         self._usage_event = event
 
 

@@ -41,6 +41,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # set before any use
         self._parser = httptools.HttpResponseParser(self)
         self._response: ClientResponse | None = None
+        self._parts: list[bytes] = []
         self._head_bytes = 0
         self._is_head_request = False
         self._is_interim = False
@@ -140,9 +141,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._is_message_complete = True  # the parser waits for a body that does not come
 
     def on_body(self, data: bytes) -> None:
-        response = self._response
-        assert response is not None
-        response.add(data)
+        self._parts.append(data)
 
     def on_message_complete(self) -> None:
         if self._is_interim:
@@ -164,6 +163,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self.is_lost or self._transport.is_closing():
             raise StaleConnection(f"{self.name}: the idle connection had been closed", was_sent=False)
         self._response = response
+        self._parts = response.parts
         self._head_bytes = 0
         self._is_head_request = is_head_request
         self._is_message_complete = self._is_reusable = self._is_reply_until_eof = False

@@ -29,17 +29,16 @@ class ClientResponse:
     """
 
     __slots__ = (
-        "_buffered",
         "_connection",
         "_error",
         "_is_behind",
-        "_parts",
         "_sink",
         "_sink_error",
         "_waiter",
         "has_head",
         "headers",
         "is_complete",
+        "parts",
         "status",
     )
 
@@ -50,8 +49,8 @@ class ClientResponse:
         self.is_complete = False
         """Whether the whole body has come; it may still wait here to be read."""
         self._connection = connection
-        self._parts: list[bytes] = []
-        self._buffered = 0
+        self.parts: list[bytes] = []
+        """Body bytes not taken yet; the connection's parser appends, `deliver` follows."""
         self._error: UpstreamError | None = None
         self._sink: Sink | None = None
         self._sink_error: Exception | None = None
@@ -68,7 +67,7 @@ class ClientResponse:
 
     def close(self) -> None:
         """Want no more. Before the end of the reply this cuts the connection."""
-        self._parts.clear()
+        self.parts.clear()
         if not self.is_complete:
             self._connection.destroy()
 
@@ -76,7 +75,7 @@ class ClientResponse:
 
     async def read(self, limit: int = bounds.UPSTREAM_REPLY_BYTES_MAX) -> bytes:
         """The rest of the body. Raises UpstreamBroken where it is over `limit` bytes; see `next_bytes`."""
-        if self.is_complete and self._error is None and self._buffered <= limit:
+        if self.is_complete and self._error is None and sum(map(len, self.parts)) <= limit:
             return self._take()
         parts: list[bytes] = []
         size = 0
@@ -93,7 +92,7 @@ class ClientResponse:
 
         Raises UpstreamTimedOut or UpstreamBroken, after everything that came before has been given.
         """
-        while not self._parts:
+        while not self.parts:
             if self._error is not None:
                 raise self._error
             if self.is_complete:
@@ -115,7 +114,7 @@ class ClientResponse:
         """
         try:
             while True:
-                if self._parts and not sink(self._take()):
+                if self.parts and not sink(self._take()):
                     self._is_behind = True
                 if self._sink_error is not None:
                     raise self._sink_error
@@ -126,7 +125,7 @@ class ClientResponse:
                 if self._is_behind:
                     self._is_behind = False
                     await drain()
-                if self._parts or self.is_complete or self._error is not None:
+                if self.parts or self.is_complete or self._error is not None:
                     continue
                 self._sink = sink
                 self._connection.resume()
@@ -137,18 +136,15 @@ class ClientResponse:
 
     # --- the connection's side --------------------------------------------------------------------
 
-    def add(self, data: bytes) -> None:
-        """Body bytes out of the parser; `deliver` follows once per socket read."""
-        self._parts.append(data)
-        self._buffered += len(data)
-
     def deliver(self) -> None:
         """A socket read has been parsed and the reply goes on."""
         sink = self._sink
-        if sink is None or not self._parts:
-            if self._buffered > bounds.UPSTREAM_BUFFER_HIGH:
+        if sink is None:
+            if sum(map(len, self.parts)) > bounds.UPSTREAM_BUFFER_HIGH:
                 self._connection.pause()
             self._wake()
+            return
+        if not self.parts:
             return
         try:
             keeps_up = sink(self._take())
@@ -196,8 +192,7 @@ class ClientResponse:
             self._waiter.set_result(None)
 
     def _take(self) -> bytes:
-        parts = self._parts
+        parts = self.parts
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
-        self._buffered = 0
         return data

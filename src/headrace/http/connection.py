@@ -31,6 +31,7 @@ class ServerConnection(asyncio.Protocol):
     def __init__(self, server: "HttpServer") -> None:
         self._server = server
         self._limits = server.limits
+        self._write_buffer_high = server.limits.write_buffer_high
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # set before any use
         self._parser: RequestParser = None  # type: ignore[assignment]  # set before any use
         self._task: asyncio.Task[None] | None = None
@@ -214,14 +215,19 @@ class ServerConnection(asyncio.Protocol):
     @property
     def is_behind(self) -> bool:
         """Whether more bytes wait for the client than the high mark, or still more than the low one."""
-        return self._is_write_paused or self._pending_bytes >= self._limits.write_buffer_high
+        return self._is_write_paused or self._pending_bytes >= self._write_buffer_high
 
-    def write(self, data: bytes) -> None:
-        """Send with whatever else is written in this turn of the loop, in one system call."""
-        if not self._pending:
+    def write(self, data: bytes) -> bool:
+        """Send with whatever else is written in this turn of the loop, in one system call.
+
+        Returns whether the client keeps up, the opposite of `is_behind`.
+        """
+        pending = self._pending
+        if not pending:
             self._server.flush_soon(self)
-        self._pending.append(data)
+        pending.append(data)
         self._pending_bytes += len(data)
+        return not self._is_write_paused and self._pending_bytes < self._write_buffer_high
 
     def write_now(self, data: bytes) -> None:
         if self._pending:

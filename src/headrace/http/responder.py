@@ -140,8 +140,7 @@ class Responder:
             return True
         size = len(data)
         self.body_bytes_sent += size
-        connection.write(b"%x\r\n%b\r\n" % (size, data) if self._is_chunked else data)
-        return not connection.is_behind
+        return connection.write(b"%x\r\n%b\r\n" % (size, data) if self._is_chunked else data)
 
     async def drain(self) -> None:
         """Wait until the client has taken enough. Ends by cancellation when the client goes away."""

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from headrace.engine.llama.sampling import Logits, greedy_tokens, sample_token, uniform_number
+from headrace.engine.llama.sampling import Logits, _draw_from_all, greedy_tokens, sample_token, uniform_number
 from headrace.engine.protocol import Sampling
 from headrace.errors import EngineFault
 
@@ -131,6 +131,14 @@ def test_logits_that_are_no_numbers_are_a_fault(bad: float, sampling: Sampling) 
         sample_token(logits, sampling, 1)
     with pytest.raises(EngineFault, match="not finite"):
         greedy_tokens(np.stack([random_logits(6), logits]))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rounding_never_leads_to_a_token_without_weight(seed: int) -> None:
+    weights = np.exp(random_logits(seed, 3000))
+    weights[-700:] = 0
+    for uniform in (0.0, 1.0 - 2.0**-53, 1.0 - 2.0**-25):
+        assert weights[_draw_from_all(weights, uniform)] > 0
 
 
 def test_all_tokens_masked_is_a_fault() -> None:
