@@ -8,10 +8,37 @@ from dataclasses import dataclass, field
 
 from headrace.http import HttpClient, SseSplitter, data_of
 
-WORDS = (
-    "river stone meter gate lake wheel bridge valve field house garden winter letter engine paper window "
-    "market island forest signal copper harbour mirror ladder silver morning thunder orchard village"
-).split()
+WORDS = [
+    "river",
+    "stone",
+    "meter",
+    "gate",
+    "lake",
+    "wheel",
+    "bridge",
+    "valve",
+    "field",
+    "house",
+    "garden",
+    "winter",
+    "letter",
+    "engine",
+    "paper",
+    "window",
+    "market",
+    "island",
+    "forest",
+    "signal",
+    "copper",
+    "harbour",
+    "mirror",
+    "ladder",
+    "silver",
+    "morning",
+    "thunder",
+    "orchard",
+    "village",
+]
 
 
 def prompt(number: int, *, words: int) -> str:

@@ -83,7 +83,13 @@ def llama_server(
             url = line.split()[1]
             _wait_until_healthy(url)
             yield Running(
-                "llama.cpp server", url + "/v1", "none", "default", process.pid, time.perf_counter() - began, {}
+                "llama.cpp server",
+                url + "/v1",
+                "none",
+                "default",
+                process.pid,
+                time.perf_counter() - began,
+                {},
             )
         finally:
             process.kill()

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from headrace.cli.serve import builtin_model_path
+from headrace.engine.builtin import builtin_model_path
 from headrace.engine.llama import prepare_model
 
 

@@ -177,7 +177,9 @@ class Platform:
 
         with urllib.request.urlopen(url or self.said["metrics_url"], timeout=5) as response:
             lines = response.read().decode().splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((name + " ", name + "{")))
+        return sum(
+            float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((name + " ", name + "{"))
+        )
 
     def children(self) -> list[int]:
         """Process ids of all descendants."""
@@ -195,7 +197,9 @@ class Platform:
 
 
 @contextlib.contextmanager
-def platform(data: Path, *, models: list[dict[str, Any]] | None = None, **settings: Any) -> Iterator[Platform]:
+def platform(
+    data: Path, *, models: list[dict[str, Any]] | None = None, **settings: Any
+) -> Iterator[Platform]:
     """Run a server on `data` for the length of the block."""
     with start(data, models=models, **settings) as (process, line, log):
         if not line:

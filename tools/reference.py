@@ -59,7 +59,9 @@ def _setting_rows(struct: Any, prefix: str) -> list[str]:
             rows += _setting_rows(inner, f"{name}{mark}.")
             continue
         text = docs.get(info.name) or _description(hints[info.name])
-        rows.append(f"| `{name}` | {_type_text(hints[info.name])} | {_default_text(info)} | {_one_line(text)} |")
+        rows.append(
+            f"| `{name}` | {_type_text(hints[info.name])} | {_default_text(info)} | {_one_line(text)} |"
+        )
     return rows
 
 
@@ -139,11 +141,25 @@ def errors_page() -> str:
     rows = set()
     for refusal in every_refusal():
         retry = "no" if ("x-should-retry", "false") in refusal.headers else "yes"
-        rows.add((refusal.status, refusal.code, refusal.kind, retry, refusal.details.get("limit_type"), refusal.message))
-    for status, code, kind, retry, limit, message in sorted(rows, key=lambda row: (row[0], row[1], str(row[4]))):
+        rows.add(
+            (
+                refusal.status,
+                refusal.code,
+                refusal.kind,
+                retry,
+                refusal.details.get("limit_type"),
+                refusal.message,
+            )
+        )
+    for status, code, kind, retry, limit, message in sorted(
+        rows, key=lambda row: (row[0], row[1], str(row[4]))
+    ):
         shown = f"`{code}`" + (f", `limit_type: {limit}`" if limit else "")
         lines.append(f"| {status} | {shown} | `{kind}` | {retry} | {_one_line(message)} |")
-    lines += ["", "Refused by the HTTP layer, before a route is chosen: 400 `malformed_request`, 408, 413, 414, 431, 503, 505."]
+    lines += [
+        "",
+        "Refused by the HTTP layer, before a route is chosen: 400 `malformed_request`, 408, 413, 414, 431, 503, 505.",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -211,7 +227,10 @@ def metrics_page() -> str:
     gateway, worker = CollectorRegistry(), CollectorRegistry()
     CoreMetrics(gateway).watch(dict.fromkeys(WATCHED, float))
     StepStats(worker, kv_bytes_per_token=1)
-    lines = [NOTE + "# Metrics\n", "Prometheus text on the ports that `serve` prints and `headrace workers` lists.\n"]
+    lines = [
+        NOTE + "# Metrics\n",
+        "Prometheus text on the ports that `serve` prints and `headrace workers` lists.\n",
+    ]
     for title, registry in (("Gateway", gateway), ("Worker", worker)):
         lines += [f"## {title}\n", "| metric | type | labels | meaning |", "|---|---|---|---|"]
         for metric in sorted(registry.collect(), key=lambda one: one.name):

@@ -68,6 +68,10 @@ RESERVED_TOKENS_DEFAULT: Final = 4096
 QUEUE_LENGTH_DEFAULT: Final = 256
 QUEUE_SECONDS_DEFAULT: Final = 120.0
 
+# --- the ledger -------------------------------------------------------------------------------------
+LEDGER_SECONDS_MAX: Final = 5.0
+"""A reservation that cannot be written within this time refuses its request."""
+
 # --- worker protocol ----------------------------------------------------------------------------
 FRAME_BYTES_MAX: Final = 16 * MIB
 RECORDS_UNACKNOWLEDGED_MAX: Final = 65_536

@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+from tools import reference
 
 from headrace import bounds
 from headrace.api import refusals
-from tools import reference
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -12,14 +12,25 @@ def chunk(text: str | None = None, *, finish: str | None = None, usage: Any = No
     if usage is not None:
         return {"id": "u", "object": "chat.completion.chunk", "choices": [], "usage": usage}
     delta = {} if text is None else {"content": text}
-    return {"id": "u", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+    return {
+        "id": "u",
+        "object": "chat.completion.chunk",
+        "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
+    }
 
 
-USAGE = {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14, "prompt_tokens_details": {"cached_tokens": 4}}
+USAGE = {
+    "prompt_tokens": 11,
+    "completion_tokens": 3,
+    "total_tokens": 14,
+    "prompt_tokens_details": {"cached_tokens": 4},
+}
 WHOLE = {
     "id": "u",
     "object": "chat.completion",
-    "choices": [{"index": 0, "message": {"role": "assistant", "content": "one two three"}, "finish_reason": "stop"}],
+    "choices": [
+        {"index": 0, "message": {"role": "assistant", "content": "one two three"}, "finish_reason": "stop"}
+    ],
     "usage": USAGE,
 }
 
@@ -28,7 +39,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: "_Server"
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, *args: Any) -> None:
         """Say nothing."""
 
     def do_POST(self) -> None:
@@ -36,7 +47,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.seen.append((dict(self.headers), body))
         script = body["messages"][-1]["content"]
         if script.startswith("status "):
-            self._whole(int(script.split()[1]), {"error": {"message": "upstream says no", "type": "x", "code": "y"}})
+            self._whole(
+                int(script.split()[1]), {"error": {"message": "upstream says no", "type": "x", "code": "y"}}
+            )
         elif script == "error body":
             self._whole(200, {"error": {"message": "boom"}})
         elif script == "no json":

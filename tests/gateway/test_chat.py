@@ -48,7 +48,9 @@ def test_a_stream_says_the_same_as_a_whole_reply_in_the_right_order(served: Plat
     assert not any("usage" in chunk for chunk in chunks), "nobody asked for usage"
 
 
-def test_the_usage_chunk_comes_last_and_only_if_asked_for_and_the_record_is_the_same(served: Platform) -> None:
+def test_the_usage_chunk_comes_last_and_only_if_asked_for_and_the_record_is_the_same(
+    served: Platform,
+) -> None:
     reply = served.chat(max_tokens=5, seed=5, stream=True, stream_options={"include_usage": True})
     *chunks, usage, done = reply.events
     assert done == "[DONE]"
@@ -56,9 +58,7 @@ def test_the_usage_chunk_comes_last_and_only_if_asked_for_and_the_record_is_the_
     assert usage["usage"]["completion_tokens"] == 5
     assert all(chunk["usage"] is None for chunk in chunks)
     with_usage = record_of(served, reply.headers["x-request-id"])
-    without = record_of(
-        served, served.chat(max_tokens=5, seed=5, stream=True).headers["x-request-id"]
-    )
+    without = record_of(served, served.chat(max_tokens=5, seed=5, stream=True).headers["x-request-id"])
     for field in ("prompt_tokens", "completion_tokens", "status", "outcome", "count_source", "mode"):
         assert with_usage[field] == without[field], field
 

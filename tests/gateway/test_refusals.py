@@ -88,7 +88,11 @@ def test_a_prompt_longer_than_the_context_is_told_the_maximum_also_on_a_stream(s
 
 def forged_keys(good: str) -> list[str]:
     head, payload, signature = good.removeprefix("hr_live_").split(".")
-    none = base64.urlsafe_b64encode(json.dumps({"alg": "none", "typ": "hr-key+jwt"}).encode()).rstrip(b"=").decode()
+    none = (
+        base64.urlsafe_b64encode(json.dumps({"alg": "none", "typ": "hr-key+jwt"}).encode())
+        .rstrip(b"=")
+        .decode()
+    )
     return [
         "x",
         good[:-4],
@@ -124,9 +128,7 @@ def test_a_revoked_key_and_a_disabled_tenant_are_refused_at_once(served: Platfor
 
 
 def test_scopes_are_asked_for(served: Platform) -> None:
-    key = served.admin(
-        "POST", "/admin/v1/keys", {"tenant": "default", "scopes": ["chat:read"]}
-    ).json["key"]
+    key = served.admin("POST", "/admin/v1/keys", {"tenant": "default", "scopes": ["chat:read"]}).json["key"]
     assert served.chat(key=key, max_tokens=1).status == 200
     streamed = served.chat(key=key, stream=True)
     assert (streamed.status, streamed.error["code"]) == (403, "missing_scope")

@@ -49,7 +49,11 @@ def test_a_whole_answer_is_relayed_and_its_usage_recorded(pair: Pair) -> None:
     reply, row = pair.chat("go", max_new_tokens=5)
     assert reply.json["choices"][0]["message"]["content"] == "one two three"
     assert (row["prompt_tokens"], row["prompt_tokens_cached"], row["completion_tokens"]) == (11, 4, 3)
-    assert (row["count_source"], row["outcome"], row["worker_id"]) == ("upstream_usage", "completed", "relayed-upstream")
+    assert (row["count_source"], row["outcome"], row["worker_id"]) == (
+        "upstream_usage",
+        "completed",
+        "relayed-upstream",
+    )
     assert reply.headers["x-usage-token-in"] == "11"
     headers, body = pair.upstream.seen[-1]
     assert body["model"] == "their-name"
@@ -62,7 +66,9 @@ def test_a_whole_answer_is_relayed_and_its_usage_recorded(pair: Pair) -> None:
 
 @pytest.mark.parametrize("model", ["relayed", "plain"])
 @pytest.mark.parametrize("is_wanted", [False, True])
-def test_usage_is_always_asked_for_and_shown_only_if_the_client_asked(pair: Pair, model: str, is_wanted: bool) -> None:
+def test_usage_is_always_asked_for_and_shown_only_if_the_client_asked(
+    pair: Pair, model: str, is_wanted: bool
+) -> None:
     options = {"stream_options": {"include_usage": True}} if is_wanted else {}
     reply, row = pair.chat("go", stream=True, model=model, **options)
     assert reply.text == "one two three"
@@ -74,7 +80,9 @@ def test_usage_is_always_asked_for_and_shown_only_if_the_client_asked(pair: Pair
 
 
 @pytest.mark.parametrize("script", ["cut", "no end mark", "error event", "malformed usage"])
-def test_a_stream_that_breaks_ends_in_an_error_event_and_never_in_a_clean_end(pair: Pair, script: str) -> None:
+def test_a_stream_that_breaks_ends_in_an_error_event_and_never_in_a_clean_end(
+    pair: Pair, script: str
+) -> None:
     reply, row = pair.chat(script, stream=True)
     assert reply.text == "one two three"
     assert reply.events[-1]["error"]["code"] == "upstream_error"

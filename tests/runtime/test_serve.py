@@ -84,7 +84,9 @@ def test_after_the_drain_time_requests_are_cut_and_recorded(tmp_path: Path) -> N
 def test_the_admin_process_may_die_and_comes_back_on_its_port(tmp_path: Path) -> None:
     with platform(tmp_path / "data") as served:
         admin = next(
-            pid for pid in served.children() if "admin" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            pid
+            for pid in served.children()
+            if "admin" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
         )
         os.kill(admin, signal.SIGKILL)
         assert served.chat(max_tokens=1).status == 200, "traffic does not notice"

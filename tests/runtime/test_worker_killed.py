@@ -25,7 +25,9 @@ def worker_pid(served: Platform) -> int | None:
     return worker["pid"] if worker["status"] == "ready" else None
 
 
-def test_running_requests_end_with_an_error_and_a_row_each_and_the_worker_comes_back(served: Platform) -> None:
+def test_running_requests_end_with_an_error_and_a_row_each_and_the_worker_comes_back(
+    served: Platform,
+) -> None:
     pid = worker_pid(served)
     assert pid
     streams = [served.open_chat(max_tokens=390, stream=True) for _ in range(3)]

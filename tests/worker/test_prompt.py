@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.serve import builtin_model_path
+from headrace.engine.builtin import builtin_model_path
 from headrace.engine.llama import LlamaEngine, LlamaSettings
 from headrace.engine.protocol import Vocabulary
 from headrace.engine.stub import StubVocabulary
@@ -27,7 +27,10 @@ def text_of(vocabulary: Vocabulary, tokens: list[int]) -> bytes:
 
 def test_the_template_of_the_model_frames_the_messages(vocabulary: Vocabulary) -> None:
     tokens = PromptBuilder(vocabulary).build([Message("system", "Be brief."), Message("user", "Hello 水🌊")])
-    start, end = (vocabulary.tokenize(text, is_special_parsed=True, is_start=False) for text in ("<|im_start|>", "<|im_end|>"))
+    start, end = (
+        vocabulary.tokenize(text, is_special_parsed=True, is_start=False)
+        for text in ("<|im_start|>", "<|im_end|>")
+    )
     assert len(start) == len(end) == 1
     assert (tokens.count(start[0]), tokens.count(end[0])) == (3, 2)
     assert text_of(vocabulary, tokens).decode() == "system\nBe brief.\nuser\nHello 水🌊\nassistant\n"

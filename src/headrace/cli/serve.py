@@ -11,6 +11,7 @@ import msgspec
 
 from headrace.config.loading import load_settings
 from headrace.config.settings import BUILTIN_MODEL, Settings
+from headrace.engine.builtin import builtin_model_path
 from headrace.errors import HeadraceError, SetupError
 
 
@@ -57,11 +58,6 @@ def serve(config: Path | None, is_json: bool, **flags: Any) -> None:
     except HeadraceError as error:
         click.echo(f"headrace: {error}", err=True)
         sys.exit(1)
-
-
-def builtin_model_path() -> Path:
-    """Where `make install` put the built-in model: inside the environment that headrace runs from."""
-    return Path(sys.prefix) / "share" / "headrace" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def _settings(config: Path | None, flags: dict[str, Any]) -> Settings:

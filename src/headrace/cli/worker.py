@@ -30,7 +30,7 @@ def worker(
     log_format: str,
 ) -> None:
     """Run one worker until Ctrl-C. `serve` starts and watches its own; this is for looking into one."""
-    from headrace.cli.serve import builtin_model_path
+    from headrace.engine.builtin import builtin_model_path
     from headrace.worker.process import WorkerOrders, run_worker
 
     with tempfile.TemporaryDirectory(prefix="headrace-worker-") as scratch:

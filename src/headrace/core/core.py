@@ -117,6 +117,8 @@ class Core:
             raise refusals.model_not_found(reservation.model)
         if self.is_stopping:
             raise refusals.shutting_down()
+        if not self.journal.is_healthy:
+            raise refusals.store_unavailable()
         operation = Operation(self, model, reservation)
         try:
             operation.journalled = self.journal.reserve(reservation)

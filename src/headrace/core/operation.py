@@ -11,6 +11,7 @@ import asyncio
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from headrace import bounds
 from headrace.api import refusals
 from headrace.core.replica import Answer, Replica, Task
 from headrace.errors import Refusal
@@ -55,8 +56,9 @@ class Operation:
     async def __aenter__(self) -> Self:
         assert self.journalled is not None
         try:
-            await asyncio.shield(self.journalled)
-        except StoreUnavailable:
+            async with asyncio.timeout(bounds.LEDGER_SECONDS_MAX):
+                await asyncio.shield(self.journalled)
+        except (StoreUnavailable, TimeoutError):
             self._close(ending_of(refusals.store_unavailable()))
             raise refusals.store_unavailable() from None
         except asyncio.CancelledError:

@@ -204,6 +204,8 @@ class UpstreamAnswer:
                 break
             if b'"usage"' in event and _NO_CHOICES.search(event):
                 self._take_usage(event)
+                if self._failure is not None:
+                    break
                 continue
             if _HAS_CONTENT.search(event):
                 self._num_chunks += 1

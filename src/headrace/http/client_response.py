@@ -15,6 +15,9 @@ from headrace.http.errors import UpstreamBroken, UpstreamError
 if TYPE_CHECKING:
     from headrace.http.client_connection import UpstreamConnection
 
+_PARTS_MAX = 1024
+"""Pieces kept for a consumer that is behind, however small they are."""
+
 Sink = Callable[[bytes], bool]
 """Takes body bytes at once; False means: no more until drained. `Responder.write` is one."""
 Drain = Callable[[], Awaitable[None]]
@@ -140,7 +143,7 @@ class ClientResponse:
         """A socket read has been parsed and the reply goes on."""
         sink = self._sink
         if sink is None:
-            if sum(map(len, self.parts)) > bounds.UPSTREAM_BUFFER_HIGH:
+            if len(self.parts) > _PARTS_MAX or sum(map(len, self.parts)) > bounds.UPSTREAM_BUFFER_HIGH:
                 self._connection.pause()
             self._wake()
             return

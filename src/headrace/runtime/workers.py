@@ -11,6 +11,7 @@ from headrace.config.settings import BUILTIN_MODEL, BUILTIN_PATH, ModelSettings,
 from headrace.core.core import Core
 from headrace.core.embedded import EmbeddedReplica
 from headrace.core.messages import WorkerView
+from headrace.engine.loading import PROCESS_ENVIRONMENT
 from headrace.errors import ProtocolError, SetupError
 from headrace.runtime.child import Child, ChildDied
 from headrace.worker.link import WorkerLink
@@ -124,7 +125,7 @@ class Worker:
         self._life += 1
         replica_id = self._replica_id(self._life)
         child = self._child = await Child.start(
-            "worker", msgspec.json.encode(self._orders()), environment=_OPENMP
+            "worker", msgspec.json.encode(self._orders()), environment=PROCESS_ENVIRONMENT
         )
         link: WorkerLink | None = None
         is_final = False
@@ -240,10 +241,6 @@ class Worker:
 
 class _FailedForGood(Exception):
     """The worker said that starting it again cannot help."""
-
-
-_OPENMP = {"OMP_WAIT_POLICY": "passive"}
-"""Compute threads that spin while they wait take the cores from the gateway beside them."""
 
 
 def model_path(model: ModelSettings, builtin: Path) -> Path | None:

@@ -133,16 +133,20 @@ async def _serve(
         stats=stats,
     )
     ended = asyncio.Event()
-    status = 0
+    status = 1
 
     def compute() -> None:
+        """However the engine thread ends, the process ends with it: a worker that cannot compute is no use."""
         nonlocal status
         try:
             loop.run()
+            status = 0
         except EngineFault as fault:
             _log.error("engine_given_up", error=str(fault))
-            status = 1
-        network.call_soon_threadsafe(ended.set)
+        except OSError as error:
+            _log.error("progress_file_failed", error=str(error))
+        finally:
+            network.call_soon_threadsafe(ended.set)
 
     thread = threading.Thread(target=compute, name="engine")
     thread.start()

@@ -1,23 +1,19 @@
 """The real library and the real default model, loaded once."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from headrace.engine.builtin import builtin_model_path
 from headrace.engine.llama import LlamaEngine, LlamaSettings, PreparedModel, prepare_model
 from headrace.engine.llama.library import Library, open_library
-
-MODEL_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
-REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="session")
 def source_model() -> Path:
     """The default model as shipped."""
-    directory = Path(os.environ.get("HEADRACE_MODEL_CACHE", REPOSITORY / ".cache" / "models"))
-    path = directory / MODEL_NAME
+    path = builtin_model_path()
     if not path.is_file():
         pytest.fail(f"{path} is missing: run make install")
     return path

@@ -12,7 +12,7 @@ cache directory under a name made of the source's SHA-256, next to a file with i
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,7 +98,6 @@ def convert(
         source_path.open("rb", buffering=0) as reader,
         target_path.open("xb", buffering=_COPY_BYTES) as writer,
     ):
-        source.check_complete()
         originals = list(source.tensors)
         is_converted = [_is_converted(tensor) for tensor in originals]
         source_data = source.data_offset
@@ -116,11 +115,9 @@ def convert(
             write(bytes(offset - written))
             written = offset
             reader.seek(source_data + tensor.offset)
-            blocks = (
-                _converted(library, source_path, reader, tensor, tensor_type)
-                if is_changed
-                else _copied(reader, tensor)
-            )
+            blocks: Iterable[bytes | memoryview] = _copied(reader, tensor)
+            if is_changed:
+                blocks = _converted(library, source_path, reader, tensor, tensor_type)
             for block in blocks:
                 write(block)
                 written += len(block)

@@ -2,21 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
 from headrace.errors import ConfigError
-
-PROCESS_ENVIRONMENT: Final = {"OMP_WAIT_POLICY": "passive", "OPENBLAS_NUM_THREADS": "1"}
-"""To be set before a process that loads the engine starts: both libraries read it when they are loaded.
-
-Threads of GNU OpenMP otherwise spin while they wait, and then a busy neighbour costs more than the
-second thread gains. 2 threads on 2 cores, one of them kept busy by another process, ms per decode
-step of 32 rows: passive 122, active 293 (one thread: 114 to 268). On cores of its own a process with
-several threads is faster with `active`: 80 against 83 to 150, and 6.8 against 10 to 18 at one row.
-numpy's OpenBLAS starts threads that spin, too, and is not used.
-"""
 
 SEQUENCES_MAX = 256
 BATCH_TOKENS_MAX = 8192
