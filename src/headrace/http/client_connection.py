@@ -170,7 +170,12 @@ class UpstreamConnection(asyncio.Protocol):
         self._bytes_at_start = self.bytes_received
         self._started_s = self._client.now_s
         self._transport.write(request)
-        await response.wait_for_head()
+        try:
+            while not response.has_head:
+                await response.wait()
+        finally:
+            if not response.has_head:
+                self.destroy()
         return response
 
     def _reply_complete(self, response: ClientResponse) -> None:

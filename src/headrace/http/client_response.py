@@ -171,24 +171,15 @@ class ClientResponse:
             self._error = error
             self._wake()
 
-    async def wait_for_head(self) -> None:
-        """Wait for status and headers. Raises what the connection failed with, if it did."""
-        try:
-            while not self.has_head:
-                if self._error is not None:
-                    raise self._error
-                await self.wait()
-        finally:
-            if not self.has_head:
-                self._connection.destroy()
-
     async def wait(self) -> None:
-        """Until the connection has something to say."""
+        """Until the connection has something to say. Before the head, raises what it failed with."""
         self._waiter = self._connection.loop.create_future()
         try:
             await self._waiter
         finally:
             self._waiter = None
+        if self._error is not None and not self.has_head:
+            raise self._error
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

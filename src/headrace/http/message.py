@@ -16,6 +16,7 @@ STATUS_LINES: Final[dict[int, bytes]] = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode("ascii") for status in HTTPStatus
 }
 STATUSES_WITHOUT_BODY: Final = frozenset((204, 304))
+_PLAIN: Final = b"/._-~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _SERVER_HEADERS: Final = frozenset((b"content-length", b"transfer-encoding", b"connection", b"date"))
 
 
@@ -38,14 +39,13 @@ class HttpRequest:
         "query",
     )
 
-    def __init__(
+    def __init__(  # positional all the way: it is built once per request
         self,
         method: str,
         path: str,
         query: bytes,
         headers: dict[bytes, bytes],
         body: bytes,
-        *,
         client_address: str = "",
         is_keep_alive: bool = True,
         is_http_1_0: bool = False,
@@ -68,15 +68,9 @@ def parse_target(target: bytes) -> tuple[str, bytes]:
 
     Absolute form (`http://host/path`) is accepted as RFC 9112 3.2.2 asks; `*` stays `*`.
     """
+    if not target.translate(None, _PLAIN) and b"//" not in target and b"/." not in target:
+        return target.decode("ascii"), b""  # nearly always; `_PLAIN` has no `:`, so this starts with `/`
     raw_path, _, query = target.partition(b"?")
-    if (
-        raw_path.startswith(b"/")
-        and b"%" not in raw_path
-        and b"//" not in raw_path
-        and b"/." not in raw_path
-        and b"#" not in target
-    ):
-        return raw_path.decode("ascii"), query
     return _path_of(raw_path, target), query
 
 

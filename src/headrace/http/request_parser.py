@@ -138,6 +138,7 @@ class RequestParser:
             if framing > _FRAMING_BYTES_MIN + _FRAMING_PER_BODY_BYTE * self.body_bytes:
                 self.refusal = RequestRefused(400, "malformed_request", "The body is mostly chunk framing.")
         elif self.phase == HEAD or not self.ready:
+            self.phase = HEAD  # also where only a part of the method has come
             self._head_bytes += size
             if self._head_bytes > self._limits.header_bytes_max + bounds.PARSE_BYTES_PER_STEP:
                 self.refusal = self._headers_too_large()
@@ -162,27 +163,17 @@ class RequestParser:
 
     # --- callbacks of httptools ---------------------------------------------------------------
 
-    def on_message_begin(self) -> None:
-        if self._is_replaying:
-            return
-        self.phase = HEAD
-        self._url = b""
-        self._headers = {}
-        self._body = []
-        self._expect = 0
-        self.body_bytes = 0
-        self._head_bytes = 0
-
     def on_url(self, url: bytes) -> None:
         if self._is_replaying:
             return
+        self.phase = HEAD
         self._url = self._url + url if self._url else url
         if len(self._url) > self._limits.request_line_bytes_max:
             most = self._limits.request_line_bytes_max
             raise RequestRefused(414, "request_line_too_long", f"The request line is over {most} bytes.")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.phase == BODY or self._is_replaying:
+        if self.phase == BODY:
             return  # trailers are allowed and not used; `_feed_step` bounds them
         name = name.lower()
         value = value.rstrip()
@@ -196,12 +187,19 @@ class RequestParser:
 
     def on_headers_complete(self) -> None:
         if self._is_replaying:
-            self.phase = BODY
             return
         parser = self._parser
         assert parser is not None
         headers = self._headers
-        self._check_version(parser.get_http_version())
+        version = parser.get_http_version()
+        if version == "1.1":
+            self._is_http_1_0 = False
+            if b"host" not in headers:
+                raise RequestRefused(400, "malformed_request", "The Host header is missing.")
+        elif version == "1.0":
+            self._is_http_1_0 = True
+        else:
+            raise _version_not_supported()
         if len(headers) > self._limits.header_count_max:
             raise self._headers_too_large()
         if self._wire_bytes > self._limits.header_bytes_max:
@@ -243,28 +241,20 @@ class RequestParser:
             self._query,
             self._headers,
             body[0] if len(body) == 1 else b"".join(body),
-            client_address=self._client_address,
-            is_keep_alive=self._is_keep_alive,
-            is_http_1_0=self._is_http_1_0,
+            self._client_address,
+            self._is_keep_alive,
+            self._is_http_1_0,
         )
         self.ready.append(request)
+        self._is_last = not self._is_keep_alive
         self.phase = IDLE
         self.wants_continue = False
-        self._is_last = not self._is_keep_alive
+        self._url = b""
+        self._headers = {}
         self._body = []
-        self._wire_bytes = 0
+        self._expect = self.body_bytes = self._head_bytes = self._wire_bytes = 0
 
     # --- checks ---------------------------------------------------------------------------------
-
-    def _check_version(self, version: str) -> None:
-        if version == "1.1":
-            self._is_http_1_0 = False
-            if b"host" not in self._headers:
-                raise RequestRefused(400, "malformed_request", "The Host header is missing.")
-        elif version == "1.0":
-            self._is_http_1_0 = True
-        else:
-            raise RequestRefused(505, "http_version_not_supported", "Only HTTP/1.1 and 1.0 are spoken here.")
 
     def _check_transfer_encoding(self) -> None:
         if self._is_http_1_0 or self._headers[b"transfer-encoding"].lower() != b"chunked":
@@ -287,6 +277,10 @@ class RequestParser:
         return RequestRefused(413, "body_too_large", text)
 
 
+def _version_not_supported() -> RequestRefused:
+    return RequestRefused(505, "http_version_not_supported", "Only HTTP/1.1 and 1.0 are spoken here.")
+
+
 def _refusal_of(error: httptools.HttpParserError) -> RequestRefused:
     """Translate what stopped the parser: our own refusal from a callback, or llhttp's reason."""
     cause = error.__context__
@@ -296,5 +290,5 @@ def _refusal_of(error: httptools.HttpParserError) -> RequestRefused:
         raise error  # a bug in a callback above, not the client's doing
     reason = str(error)
     if reason in ("Invalid HTTP version", "Pause on PRI/Upgrade"):
-        return RequestRefused(505, "http_version_not_supported", "Only HTTP/1.1 and 1.0 are spoken here.")
+        return _version_not_supported()
     return RequestRefused(400, "malformed_request", f"The request is not well-formed HTTP/1.1: {reason}.")
