@@ -37,6 +37,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     parser.add_argument("--concurrency", default="1,4,16,32")
     parser.add_argument("--cached", action="store_true", help="leave the server's prompt cache on")
+    parser.add_argument("--ours-only", action="store_true", help="without llama.cpp's server; no ratios")
+    parser.add_argument("--target-step-ms", type=float, help="another time for a step than the default")
     arguments = parser.parse_args()
     levels = [int(level) for level in arguments.concurrency.split(",")]
     samples: dict[str, dict[int, list[dict[str, Any]]]] = {}
@@ -56,7 +58,7 @@ def main() -> None:
 
 
 def _servers(weights: Path, data: Path, arguments: argparse.Namespace) -> list[Any]:
-    config = {
+    config: dict[str, Any] = {
         "models": [
             {
                 "id": "bench",
@@ -70,6 +72,11 @@ def _servers(weights: Path, data: Path, arguments: argparse.Namespace) -> list[A
             }
         ]
     }
+    if arguments.target_step_ms:
+        config["models"][0]["engine"]["target_step_ms"] = arguments.target_step_ms
+        config["models"][0]["engine"]["idle_step_ms"] = arguments.target_step_ms
+    if arguments.ours_only:
+        return [headrace(data, config=config)]
     return [
         headrace(data, config=config),
         llama_server(
@@ -113,7 +120,7 @@ def _report(
     memory: dict[str, list[float]],
     arguments: argparse.Namespace,
 ) -> dict[str, Any]:
-    ours, theirs = samples["headrace"], samples["llama.cpp server"]
+    ours, theirs = samples["headrace"], samples.get("llama.cpp server", samples["headrace"])
     return {
         "benchmark": "engine",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",

@@ -78,6 +78,11 @@ RECORDS_UNACKNOWLEDGED_MAX: Final = 65_536
 PROGRESS_FILE_BYTES_MAX: Final = 8 * MIB
 """The worker rewrites its progress file, keeping only what is still needed, when it grows past this."""
 
+# --- the engine loop --------------------------------------------------------------------------------
+CHUNK_GRAIN: Final = 32
+"""Tokens. Prompts are read in by multiples of this, because matrix kernels work in rows of 32, and no
+smaller piece of a prompt is computed by itself if it can be avoided: a call has a cost of its own."""
+
 # --- caches ------------------------------------------------------------------------------------
 VERIFIED_KEYS_MAX: Final = 10_000
 

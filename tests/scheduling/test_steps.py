@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.scheduling.steps import CHUNK_GRAIN, PrefillPace, StepLimits, share_out
+from headrace.bounds import CHUNK_GRAIN
+from headrace.scheduling.steps import PrefillPace, StepLimits, share_out
 
 LIMITS = StepLimits(batch_tokens_max=512, target_step_ms=200.0, idle_step_ms=500.0)
 
@@ -35,11 +36,23 @@ def test_short_calls_say_nothing_about_speed() -> None:
     assert pace.portion(num_decoding=0) == 512
 
 
-@given(st.lists(st.integers(1, 700), max_size=20), st.integers(1, 512))
-def test_shares_are_first_come_first_served_and_use_the_portion_up(
-    remaining: list[int], portion: int
+@given(st.lists(st.integers(1, 700), max_size=20), st.integers(1, 512), st.integers(0, 100))
+def test_shares_are_first_come_first_served_without_fragments(
+    remaining: list[int], portion: int, more: int
 ) -> None:
-    shares = share_out(remaining, portion)
-    assert sum(shares) == min(portion, sum(remaining))
-    assert all(share == rest for share, rest in zip(shares[:-1], remaining, strict=False))
+    room = portion + more
+    shares = share_out(remaining, portion, room=room)
+    assert sum(shares) <= min(room, portion + CHUNK_GRAIN - 1)
     assert all(share > 0 for share in shares)
+    assert all(share == rest for share, rest in zip(shares[:-1], remaining, strict=False)), "in order"
+    for share, rest in zip(shares, remaining, strict=False):
+        assert share == rest or share >= CHUNK_GRAIN
+    if remaining and portion >= CHUNK_GRAIN:
+        assert shares, "some prompt always moves"
+
+
+def test_a_short_end_goes_with_what_comes_before_it_and_no_prompt_begins_with_a_fragment() -> None:
+    assert share_out([70, 100], 64, room=512) == [70]
+    assert share_out([70, 100], 64, room=64) == [64]
+    assert share_out([40, 100], 64, room=512) == [40]
+    assert share_out([10, 12, 9, 100], 64, room=512) == [10, 12, 9, 33]

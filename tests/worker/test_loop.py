@@ -179,6 +179,16 @@ def test_an_abort_takes_effect_at_the_next_step_in_every_phase(tmp_path: Path) -
     assert bench.records["after1"].finish_reason == "length", "both slots are free again"
 
 
+def test_the_lowest_free_slot_is_taken_so_that_neighbours_can_be_computed_together(bench: Bench) -> None:
+    for name, tokens in (("a", 2), ("b", 30), ("c", 2), ("d", 30)):
+        bench.submit(name, max_tokens=tokens)
+    bench.steps(4)
+    assert set(bench.records) == {"a", "c"}
+    bench.submit("e", max_tokens=30)
+    bench.steps(2)
+    assert {span.slot for span in bench.engine.calls[-1]} == {0, 1, 3}
+
+
 def test_a_stop_string_ends_the_attempt_and_is_not_shown(bench: Bench) -> None:
     bench.submit("free", max_tokens=40)
     bench.run_dry()

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 import yaml
 
+from headrace.bounds import CHUNK_GRAIN
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 
@@ -105,8 +106,11 @@ def _check(settings: Settings) -> None:
             given = " and ".join(sources) or "none"
             raise ConfigError(f"{where}: exactly one of path, upstream, engine.stub must be set; {given} is")
         engine = model.engine
-        if engine.max_batch_size > engine.max_batch_tokens:
-            raise ConfigError(f"{where}: engine.max_batch_size may not exceed engine.max_batch_tokens")
+        if engine.max_batch_tokens < engine.max_batch_size + CHUNK_GRAIN:
+            raise ConfigError(
+                f"{where}: engine.max_batch_tokens must be at least engine.max_batch_size + {CHUNK_GRAIN}, "
+                "or prompts could not be read in while all requests are decoding"
+            )
         if engine.target_step_ms > engine.idle_step_ms:
             raise ConfigError(f"{where}: engine.target_step_ms may not exceed engine.idle_step_ms")
 

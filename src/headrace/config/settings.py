@@ -56,7 +56,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = 512
     target_step_ms: Annotated[
         float, msgspec.Meta(gt=0, le=60_000, description="how long a step may take while streams are running")
-    ] = 250.0
+    ] = 500.0
     idle_step_ms: Annotated[
         float, msgspec.Meta(gt=0, le=60_000, description="how long a step may take while nothing is decoding")
     ] = 500.0

@@ -12,9 +12,11 @@ from typing import Final
 
 import msgspec
 
-CHUNK_GRAIN: Final = 32
-"""Portions are multiples of this many tokens: matrix kernels work in rows of 32 and fixed shapes let
-the library reuse its compute graph."""
+from headrace.bounds import CHUNK_GRAIN
+
+SPEED_TOKENS_MIN: Final = 64
+"""Shorter calls say more about the cost of a call than about speed. Learning from them would make the
+next portion smaller still."""
 
 _SMOOTHING: Final = 0.2
 """Weight of the newest measurement in the running mean of prefill speed."""
@@ -44,9 +46,9 @@ class PrefillPace:
         self._decode_ms = 0.0
 
     def observe_prefill(self, tokens: int, seconds: float) -> None:
-        """Take in a finished prefill call of `tokens` tokens."""
-        if tokens < CHUNK_GRAIN or seconds <= 0:
-            return  # too short to say anything about speed
+        """Take in the prefill of one prompt's portion of `tokens` tokens."""
+        if tokens < SPEED_TOKENS_MIN or seconds <= 0:
+            return
         speed = tokens / (seconds * 1000)
         known = self._tokens_per_ms
         self._tokens_per_ms = speed if known == 0 else known + _SMOOTHING * (speed - known)
@@ -67,17 +69,23 @@ class PrefillPace:
         return max(CHUNK_GRAIN, room)
 
 
-def share_out(remaining: Sequence[int], portion: int) -> list[int]:
+def share_out(remaining: Sequence[int], portion: int, *, room: int) -> list[int]:
     """Split a portion over prompts, first come first served: tokens for each, in the same order.
 
     `remaining` holds each prompt's tokens still to compute; the list returned is cut after the last
-    prompt that gets any.
+    prompt that gets any. A prompt's short end goes with what comes before it, as far as there is `room`
+    (the hard limit of tokens, at least the portion), and no prompt is begun with a fragment.
     """
+    assert portion <= room
     shares: list[int] = []
     for tokens in remaining:
+        if tokens > min(portion + CHUNK_GRAIN - 1, room):
+            if portion >= CHUNK_GRAIN:
+                shares.append(portion)
+            break
+        shares.append(tokens)
+        portion -= tokens
+        room -= tokens
         if portion <= 0:
             break
-        share = min(tokens, portion)
-        shares.append(share)
-        portion -= share
     return shares

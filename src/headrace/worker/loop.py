@@ -6,6 +6,7 @@ owns the engine; other threads only put commands into its inbox. What happened g
 callback per forward call, after the progress file has it.
 """
 
+import heapq
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -59,7 +60,8 @@ class EngineLoop:
         self._waiting: deque[Sequence] = deque()
         self._prefilling: list[Sequence] = []
         self._decoding: list[Sequence] = []
-        self._free_slots = list(range(self._info.sequences - 1, -1, -1))
+        self._free_slots = list(range(self._info.sequences))
+        """A heap: engines compute neighbouring slots together, so the lowest is taken first."""
         self._news = LoopNews([], [])
         self._faults = 0
         self._drawn = 0
@@ -152,7 +154,7 @@ class EngineLoop:
     def _admit(self) -> None:
         while self._waiting and self._free_slots:
             sequence = self._waiting.popleft()
-            slot = self._free_slots.pop()
+            slot = heapq.heappop(self._free_slots)
             wall_us = self._clock.wall_us()
             self._engine.open(slot, sequence.sampling)
             sequence.opened(slot, now_us=self._clock.monotonic_us(), wall_us=wall_us)
@@ -184,9 +186,11 @@ class EngineLoop:
         return done
 
     def _prefill(self, num_decoding: int) -> tuple[int, Forward]:
+        room = self._info.batch_tokens - num_decoding
         shares = share_out(
             [len(one.prompt) - one.computed for one in self._prefilling],
-            min(self._pace.portion(num_decoding=num_decoding), self._info.batch_tokens),
+            min(self._pace.portion(num_decoding=num_decoding), room),
+            room=room,
         )
         batch = self._prefilling[: len(shares)]
         spans = [
@@ -201,8 +205,8 @@ class EngineLoop:
         done = self._forward(spans, batch)
         if done is None:
             return 0, _NOTHING
-        num_tokens = sum(shares)
-        self._pace.observe_prefill(num_tokens, done.compute_s)
+        if len(shares) == 1:
+            self._pace.observe_prefill(shares[0], done.compute_s)
         now_us = self._clock.monotonic_us()
         wall_us = self._clock.wall_us()
         for one, share, token in zip(batch, shares, done.tokens, strict=True):
@@ -215,7 +219,7 @@ class EngineLoop:
             if not self._take_token(one, token, now_us=now_us, wall_us=wall_us):
                 self._decoding.append(one)
         self._note_progress(batch, wall_us=wall_us)
-        return num_tokens, done
+        return sum(shares), done
 
     def _forward(self, spans: list[Span], batch: list[Sequence]) -> Forward | None:
         """Compute; None if the engine failed, after its sequences were ended with an error."""
@@ -270,7 +274,7 @@ class EngineLoop:
         )
         if one.slot >= 0:
             self._engine.close(one.slot)
-            self._free_slots.append(one.slot)
+            heapq.heappush(self._free_slots, one.slot)
             one.slot = -1
         self._progress.finished(record)
         self._stats.finished(record)

@@ -163,10 +163,17 @@ def test_mixed_greedy_and_sampled_rows_stay_apart(engine: LlamaEngine) -> None:
 
 def test_how_spans_are_grouped() -> None:
     one, two = [5], [5, 6]
-    spans = [Span(0, 0, two, True), Span(1, 3, one, True), Span(2, 9, two, False), Span(3, 4, one, True)]
-    assert group_spans(spans, 1) == [[1, 3], [0], [2]]
-    assert group_spans(spans, 2) == [[1], [3], [0], [2]]
+    spans = [Span(0, 0, two, True), Span(2, 3, one, True), Span(5, 9, two, False), Span(1, 4, one, True)]
+    assert group_spans(spans, 1) == [[3, 1], [0], [2]], "single tokens by slot, longer spans apart"
+    assert group_spans(spans, 2) == [[3], [1], [0], [2]]
     assert group_spans(spans[:1], 4) == [[0]]
+
+
+def test_only_consecutive_slots_share_a_call_unless_the_kv_is_unified() -> None:
+    spans = [Span(slot, 1, [5], True) for slot in (7, 3, 1, 2, 8, 5)]
+    assert group_spans(spans, 1) == [[2, 3, 1], [5], [0, 4]]
+    assert group_spans(spans, 2) == [[2, 3, 1], [5], [0], [4]]
+    assert group_spans(spans, 1, is_kv_unified=True) == [[2, 3, 1, 5, 0, 4]]
 
 
 def test_misuse_is_an_assertion(engine: LlamaEngine) -> None:
