@@ -28,7 +28,7 @@ BATCH = 512
 WORDS = 145
 """Words of a prompt: about 200 tokens with the chat template."""
 MAX_TOKENS = 64
-REQUESTS = {1: 12, 4: 32, 16: 64, 32: 128}
+REQUESTS = {1: 12, 4: 24, 16: 48, 32: 96}
 
 
 def main() -> None:

@@ -31,18 +31,23 @@ class Running:
 
 
 @contextlib.contextmanager
-def headrace(data: Path, *, config: dict[str, Any] | None = None) -> Iterator[Running]:
-    """The real thing: `headrace serve`, on free ports."""
+def headrace(
+    data: Path, *, config: dict[str, Any] | None = None, log_level: str = "warning", core: int | None = None
+) -> Iterator[Running]:
+    """The real thing: `headrace serve`, on free ports, all of it on one core if one is given."""
     path = data / "bench.json"
     data.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(config or {}))  # JSON is YAML
     began = time.perf_counter()
     command = [sys.executable, "-m", "headrace.cli", "serve", "--json", "--port", "0", "--admin-port", "0"]
     process = subprocess.Popen(
-        [*command, "--data", str(data), "--config", str(path), "--log-level", "warning"],
+        [*command, "--data", str(data), "--config", str(path), "--log-level", log_level],
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL if log_level == "info" else None,
         text=True,
     )
+    if core is not None:
+        os.sched_setaffinity(process.pid, {core})
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

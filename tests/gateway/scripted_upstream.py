@@ -42,6 +42,9 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *args: Any) -> None:
         """Say nothing."""
 
+    def do_GET(self) -> None:
+        self._whole(200, {"object": "list", "data": [{"id": "first"}, {"id": "second"}]})
+
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.seen.append((dict(self.headers), body))

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from headrace.config.loading import load_settings
-from headrace.config.settings import BUILTIN_MODEL, Settings
+from headrace.config.settings import BUILTIN_MODEL, BUILTIN_PATH, Settings
 from headrace.engine.builtin import builtin_model_path
 from headrace.errors import HeadraceError, SetupError
 
@@ -26,6 +26,7 @@ from headrace.errors import HeadraceError, SetupError
 @click.option("--model", "model_path", type=str, help="A GGUF file to serve instead of the built-in model.")
 @click.option("--model-id", type=str, help="The name clients ask for.")
 @click.option("--upstream", type=str, help="Base URL of an OpenAI-compatible server to stand in front of.")
+@click.option("--upstream-key-env", type=str, help="Environment variable that holds the upstream's API key.")
 @click.option("--workers", type=int, help="Worker processes for the model.  [default: 1]")
 @click.option("--batch-size", type=int, help="Requests that run together in a worker.  [default: 32]")
 @click.option("--context", type=int, help="Tokens of prompt and answer of one request.  [default: 2048]")
@@ -69,38 +70,63 @@ def _settings(config: Path | None, flags: dict[str, Any]) -> Settings:
         if flag in given:
             overrides[setting] = given.pop(flag)
     if given:
-        overrides["models"] = [_model(given)]
+        overrides["models"] = _models(given)
     return load_settings(file=config, environment=os.environ, overrides=overrides)
 
 
-def _model(given: dict[str, Any]) -> dict[str, Any]:
-    """One model from the flags. They replace the file's models."""
-    if "upstream" in given and "model_path" in given:
-        raise SetupError("--model and --upstream exclude each other")
-    model: dict[str, Any] = {}
+def _models(given: dict[str, Any]) -> list[dict[str, Any]]:
+    """The models that the flags ask for. They replace the file's."""
     if "upstream" in given:
-        if "model_id" not in given:
-            raise SetupError("--upstream needs --model-id: the model's name, as the upstream knows it")
-        model = {"id": given["model_id"], "upstream": given["upstream"]}
-    else:
-        path = given.get("model_path")
-        name = Path(path).stem if path else BUILTIN_MODEL
-        model = {"id": given.get("model_id", name), "path": path or "builtin"}
+        return _upstream_models(given)
+    if "upstream_key_env" in given:
+        raise SetupError("--upstream-key-env goes with --upstream")
+    path = given.get("model_path")
+    model: dict[str, Any] = {
+        "id": given.get("model_id", Path(path).stem if path else BUILTIN_MODEL),
+        "path": path or BUILTIN_PATH,
+    }
     if "workers" in given:
         model["workers"] = given["workers"]
-    engine = {
-        setting: given[flag]
-        for flag, setting in (
-            ("batch_size", "max_batch_size"),
-            ("context", "max_context_tokens"),
-            ("threads", "threads"),
-            ("chat_template", "chat_template"),
-        )
-        if flag in given
-    }
-    if engine:
-        model["engine"] = engine
-    return model
+    engine = {setting: given[flag] for flag, setting in _ENGINE_FLAGS.items() if flag in given}
+    return [model | {"engine": engine}] if engine else [model]
+
+
+_ENGINE_FLAGS = {
+    "batch_size": "max_batch_size",
+    "context": "max_context_tokens",
+    "threads": "threads",
+    "chat_template": "chat_template",
+}
+
+
+def _upstream_models(given: dict[str, Any]) -> list[dict[str, Any]]:
+    """The model named by `--model-id`, or all that the upstream lists."""
+    useless = [flag for flag in ("model_path", "workers", *_ENGINE_FLAGS) if flag in given]
+    if useless:
+        names = ", ".join(f"--{flag.removesuffix('_path').replace('_', '-')}" for flag in useless)
+        raise SetupError(f"{names}: not with --upstream, where another server runs the model")
+    shared = {name: given[name] for name in ("upstream", "upstream_key_env") if name in given}
+    ids = [given["model_id"]] if "model_id" in given else _listed(given)
+    return [{"id": model_id, **shared} for model_id in ids]
+
+
+def _listed(given: dict[str, Any]) -> list[str]:
+    import httpx
+
+    url = given["upstream"].rstrip("/") + "/models"
+    key = os.environ.get(given.get("upstream_key_env", ""), "")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        reply = httpx.get(url, headers=headers, timeout=10)
+        reply.raise_for_status()
+        ids = [str(model["id"]) for model in reply.json()["data"]]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        raise SetupError(
+            f"{url} does not list its models ({error}); name the one to serve with --model-id"
+        ) from None
+    if not ids:
+        raise SetupError(f"{url} lists no model; name the one to serve with --model-id")
+    return ids
 
 
 def _loop_factory() -> Any:

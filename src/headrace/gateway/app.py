@@ -22,6 +22,7 @@ from headrace.identity import Identity
 Route = Callable[[Exchange, Identity], Awaitable[None]]
 
 _CLIENT_CLOSED_STATUS: Final = 499
+HEALTH: Final = "/healthz"
 _log = structlog.get_logger()
 
 
@@ -59,7 +60,8 @@ class Gateway:
             self._refuse(exchange, refusals.internal_error())
         finally:
             self._core.metrics.replied(exchange.route, exchange.status)
-            _log.info("request", **exchange.log_fields(self._clock.monotonic_us()))
+            if exchange.route != HEALTH:  # probes would drown everything else
+                _log.info("request", **exchange.log_fields(self._clock.monotonic_us()))
 
     def render_refusal(self, status: int, code: str, message: str) -> tuple[bytes, bytes]:
         """(headers, body) of what the HTTP layer refuses before a request exists."""
@@ -81,8 +83,8 @@ class Gateway:
 
     async def _route(self, exchange: Exchange) -> None:
         request = exchange.request
-        if request.path == "/healthz" and request.method in ("GET", "HEAD"):
-            exchange.route = "/healthz"
+        if request.path == HEALTH and request.method in ("GET", "HEAD"):
+            exchange.route = HEALTH
             await self._reads.health(exchange)
             return
         exchange.route, methods = self._find(request.path)

@@ -20,6 +20,8 @@ from headrace.worker.progress import read_records
 
 RESTART_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Pauses before the first, second, … restart in a row."""
+START_ATTEMPTS_MAX = 3
+"""A worker that has never been ready is given up after so many tries."""
 STABLE_SECONDS = 60.0
 """A worker that ran so long starts the row anew."""
 CHECK_SECONDS = 1.0
@@ -77,6 +79,9 @@ class Worker:
                 break
             lived_s = (self._clock.monotonic_us() - began_us) / 1e6
             self._failures = 1 if lived_s > STABLE_SECONDS else self._failures + 1
+            if not self.started.done() and self._failures >= START_ATTEMPTS_MAX:
+                self.started.set_exception(SetupError(f"worker {self.worker_id}: {self._last_error}"))
+                is_final = True
             if is_final:
                 self._status = "down"
                 return
@@ -137,7 +142,7 @@ class Worker:
             self._last_error = str(failure)
             if not self.started.done():
                 self.started.set_exception(SetupError(f"worker {self.worker_id}: {failure}"))
-        except (ChildDied, OSError, ProtocolError) as error:
+        except (ChildDied, OSError, ProtocolError, msgspec.DecodeError) as error:
             self._last_error = str(error)
         finally:
             self._replica = None

@@ -1,0 +1,214 @@
+"""Who has taken how much, and whether one more request fits: one decision over all levels and dimensions.
+
+What is counted here is a projection of the ledger's entries (reservations held, records settled), not a
+second truth: at the start it is rebuilt from them. A refusal changes nothing.
+
+    decide ──▶ hold (accepted) ──▶ grant (on a worker) ──▶ release ──▶ settle
+                  │      └── trim (the exact prompt is known) ──▲
+                  └───────────────── settle ────────────────────▲
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from headrace.limits.rate import RequestRate
+from headrace.limits.spec import Level, Limits, LimitType
+from headrace.limits.window import WINDOW_US, TokenWindow
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request wants to take."""
+
+    prompt_tokens: int
+    total_tokens: int
+    """Prompt and longest answer together: what is held."""
+    is_stream: bool
+
+
+class Excess(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request does not fit: which limit of which level, and what stands against it."""
+
+    limit_type: LimitType
+    level: Level
+    account_id: str
+    limit: float
+    used: int
+    held: int
+    requested: int
+    free_at_us: int | None
+    """When it could pass, if nothing else came; None if never."""
+
+
+class Account:
+    """What one tenant, key, model or the cluster has taken."""
+
+    __slots__ = ("account_id", "level", "limits", "rate", "running", "streams", "window")
+
+    def __init__(self, level: Level, account_id: str, limits: Limits) -> None:
+        self.level: Level = level
+        self.account_id = account_id
+        self.limits = limits
+        self.rate = RequestRate()
+        self.window = TokenWindow()
+        self.running = 0
+        self.streams = 0
+
+    def is_idle(self, now_us: int) -> bool:
+        return (
+            not self.running
+            and not self.streams
+            and self.rate.is_idle(now_us)
+            and self.window.is_idle(now_us)
+        )
+
+
+def decide(accounts: Iterable[Account], ask: Ask, now_us: int) -> Excess | None:
+    """The first limit that the request would exceed; None if it fits everywhere. Changes nothing."""
+    for account in accounts:
+        excess = _excess(account, ask, now_us)
+        if excess is not None:
+            return excess
+    return None
+
+
+def hold(accounts: Iterable[Account], ask: Ask, now_us: int) -> None:
+    """Take what `decide` allowed: the request counts in the rates, its tokens are held."""
+    for account in accounts:
+        if account.limits.rps is not None:
+            account.rate.take(account.limits.rps, now_us)
+        account.window.hold(ask.total_tokens)
+
+
+def may_start(accounts: Iterable[Account], *, is_stream: bool) -> bool:
+    """Whether a request that is held may go to a worker now."""
+    return all(
+        _is_below(account.running, account.limits.concurrency)
+        and (not is_stream or _is_below(account.streams, account.limits.streams))
+        for account in accounts
+    )
+
+
+def grant(accounts: Iterable[Account], *, is_stream: bool) -> None:
+    for account in accounts:
+        account.running += 1
+        account.streams += is_stream
+
+
+def release(accounts: Iterable[Account], *, is_stream: bool) -> None:
+    for account in accounts:
+        assert account.running > 0
+        account.running -= 1
+        account.streams -= is_stream
+        assert account.streams >= 0
+
+
+def trim(accounts: Iterable[Account], tokens: int) -> None:
+    """The prompt turned out shorter than its bound: give the difference back."""
+    for account in accounts:
+        account.window.trim(tokens)
+
+
+def settle(accounts: Iterable[Account], *, held: int, used: int, now_us: int) -> None:
+    """The hold becomes what was really used."""
+    for account in accounts:
+        account.window.settle(held, used, now_us)
+
+
+def tightest_room(accounts: Iterable[Account], now_us: int) -> int | None:
+    """Tokens that could be held now at every level; None if no level limits tokens."""
+    rooms = [room for account in accounts if (room := _room(account, now_us)) is not None]
+    return min(rooms, default=None)
+
+
+def _room(account: Account, now_us: int) -> int | None:
+    limits = account.limits
+    rooms = []
+    if limits.tpm is not None:
+        rooms.append(max(0, limits.tpm - account.window.used(now_us) - account.window.held))
+    if limits.max_total_tokens is not None:
+        rooms.append(limits.max_total_tokens)
+    return min(rooms, default=None)
+
+
+def _excess(account: Account, ask: Ask, now_us: int) -> Excess | None:
+    limits = account.limits
+    if limits.max_prompt_tokens is not None and ask.prompt_tokens > limits.max_prompt_tokens:
+        return _never(account, "prompt_tokens", limits.max_prompt_tokens, ask.prompt_tokens)
+    if limits.max_total_tokens is not None and ask.total_tokens > limits.max_total_tokens:
+        return _never(account, "total_tokens", limits.max_total_tokens, ask.total_tokens)
+    if not _is_below(account.running, limits.concurrency):
+        return _busy(account, "concurrency", limits.concurrency or 0, account.running)
+    if ask.is_stream and not _is_below(account.streams, limits.streams):
+        return _busy(account, "streams", limits.streams or 0, account.streams)
+    if limits.rps is not None:
+        wait_us = account.rate.wait_us(limits.rps, now_us)
+        if wait_us:
+            return Excess(
+                limit_type="rps",
+                level=account.level,
+                account_id=account.account_id,
+                limit=limits.rps,
+                used=0,
+                held=0,
+                requested=1,
+                free_at_us=now_us + wait_us,
+            )
+    return _token_excess(account, ask, now_us)
+
+
+def _token_excess(account: Account, ask: Ask, now_us: int) -> Excess | None:
+    limit = account.limits.tpm
+    if limit is None:
+        return None
+    window = account.window
+    used = window.used(now_us)
+    if used + window.held + ask.total_tokens <= limit:
+        return None
+    free_at_us: int | None = window.free_at_us(limit, ask.total_tokens, now_us)
+    if not free_at_us:
+        # What is held has to be settled and to grow old first; how long that takes is not known.
+        free_at_us = now_us + WINDOW_US if ask.total_tokens <= limit else None
+    return Excess(
+        limit_type="tpm",
+        level=account.level,
+        account_id=account.account_id,
+        limit=limit,
+        used=used,
+        held=window.held,
+        requested=ask.total_tokens,
+        free_at_us=free_at_us,
+    )
+
+
+def _never(account: Account, limit_type: LimitType, limit: int, requested: int) -> Excess:
+    return Excess(
+        limit_type=limit_type,
+        level=account.level,
+        account_id=account.account_id,
+        limit=limit,
+        used=0,
+        held=0,
+        requested=requested,
+        free_at_us=None,
+    )
+
+
+def _busy(account: Account, limit_type: LimitType, limit: int, running: int) -> Excess:
+    return Excess(
+        limit_type=limit_type,
+        level=account.level,
+        account_id=account.account_id,
+        limit=limit,
+        used=running,
+        held=running,
+        requested=1,
+        free_at_us=0 if limit else None,
+    )
+
+
+def _is_below(value: int, limit: int | None) -> bool:
+    return limit is None or value < limit
+
+
+Accounts = Sequence[Account]
