@@ -4,6 +4,7 @@ Outside of FastAPI, so that nothing is parsed for a caller without a key. `GET /
 """
 
 import asyncio
+import contextlib
 import secrets
 from typing import Final
 
@@ -21,6 +22,9 @@ from headrace.identity import InvalidKey, KeyVerifier
 
 BODY_BYTES_MAX: Final = 64 * 1024
 BODY_SECONDS_MAX: Final = 10.0
+DISCARDED_BYTES_MAX: Final = 16 * bounds.MIB
+DISCARD_SECONDS_MAX: Final = 2.0
+"""What is still read of a body that is refused as too large."""
 OPEN_PATHS: Final = frozenset({"/healthz"})
 ADMIN_SCOPE: Final = "admin:*"
 
@@ -123,6 +127,7 @@ async def _whole_body(headers: Headers, receive: Receive) -> Receive:
     body = bytearray()
     length = headers.get("content-length", "0")
     if not length.isascii() or not length.isdigit() or int(length[:16]) > BODY_BYTES_MAX:
+        await _discard(receive)
         raise _too_large()
     try:
         async with asyncio.timeout(BODY_SECONDS_MAX):
@@ -134,6 +139,7 @@ async def _whole_body(headers: Headers, receive: Receive) -> Receive:
                 body += message.get("body", b"")
                 has_more = message.get("more_body", False)
                 if len(body) > BODY_BYTES_MAX:
+                    await _discard(receive)
                     raise _too_large()
     except TimeoutError as error:
         raise Problem(
@@ -145,6 +151,18 @@ async def _whole_body(headers: Headers, receive: Receive) -> Receive:
         return pending.pop() if pending else await receive()
 
     return replay
+
+
+async def _discard(receive: Receive) -> None:
+    """Read on for a while and drop it: a client that is cut off while it sends may never see the answer."""
+    left = DISCARDED_BYTES_MAX
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS_MAX):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
 
 
 def _too_large() -> Problem:

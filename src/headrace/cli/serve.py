@@ -105,7 +105,7 @@ def _upstream_models(given: dict[str, Any]) -> list[dict[str, Any]]:
     if useless:
         names = ", ".join(f"--{flag.removesuffix('_path').replace('_', '-')}" for flag in useless)
         raise SetupError(f"{names}: not with --upstream, where another server runs the model")
-    shared = {name: given[name] for name in ("upstream", "upstream_key_env") if name in given}
+    shared: dict[str, Any] = {name: given[name] for name in ("upstream", "upstream_key_env") if name in given}
     ids = [given["model_id"]] if "model_id" in given else _listed(given)
     return [{"id": model_id, **shared} for model_id in ids]
 
