@@ -188,6 +188,8 @@ _EXAMPLES: dict[str, Any] = {
     "method": "GET",
     "path": "/v1/chat/completions",
     "scope": "chat:stream",
+    "limit_type": "tpm",
+    "level": "tenant",
     "content_type": "text/plain",
     "request_id": "req_…",
     "status": 400,
@@ -197,7 +199,9 @@ _EXAMPLES: dict[str, Any] = {
 def _example(parameter: inspect.Parameter) -> Any:
     if parameter.name in _EXAMPLES:
         return _EXAMPLES[parameter.name]
-    assert parameter.annotation in (int, float), f"add an example of {parameter.name} to _EXAMPLES"
+    assert parameter.annotation in (int, float, int | None), (
+        f"add an example of {parameter.name} to _EXAMPLES"
+    )
     return 8
 
 

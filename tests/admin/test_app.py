@@ -171,11 +171,19 @@ def test_bad_page_sizes(world: AdminWorld, limit: str) -> None:
 
 
 BODIES: list[tuple[str, str, bytes | dict[str, Any], int, str, str | None]] = [
-    ("POST", "tenants", {"id": "a", "limits": {"rps": 1}}, 400, "not_supported_yet", "limits"),
+    (
+        "POST",
+        "tenants",
+        {"id": "a", "limits": {"gpu_memory_gb": 1}},
+        400,
+        "not_supported_yet",
+        "limits.gpu_memory_gb",
+    ),
     ("POST", "tenants", {"weight": 2, "x": 1}, 400, "not_supported_yet", "weight"),
-    ("PATCH", "tenants/demo", {"limits": {}}, 400, "not_supported_yet", "limits"),
+    ("PATCH", "tenants/demo", {"limits": {"rps": -1}}, 400, "invalid_value", "limits"),
+    ("PATCH", "tenants/demo", {"limits": {"rsp": 1}}, 400, "unknown_field", "limits.rsp"),
     ("POST", "keys", {"tenant": "a", "quota": {"qps": 1}}, 400, "not_supported_yet", "quota"),
-    ("POST", "keys", {"tenant": "a", "limits": None}, 400, "not_supported_yet", "limits"),
+    ("POST", "keys", {"tenant": "a", "limits": None}, 400, "invalid_value", "limits"),
     ("POST", "tenants", {"id": "a", "colour": 1}, 400, "unknown_field", "colour"),
     ("POST", "tenants", {"name": "a"}, 400, "missing_field", "id"),
     ("POST", "tenants", {"id": 5}, 400, "invalid_value", "id"),

@@ -42,12 +42,27 @@ async def test_a_body_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (problem.value.status, problem.value.code) == (408, "body_too_slow")
 
 
-@pytest.mark.parametrize("length", ["-1", "1e9", "\u0661", "9" * 5000, str(guard.BODY_BYTES_MAX + 1), ""])
+@pytest.mark.parametrize("length", ["-1", "1e9", "\u0661", ""])
 async def test_a_bad_length_is_refused_before_reading(length: str) -> None:
     raw = Headers(raw=[(b"content-length", length.encode("utf-8"))])
     with pytest.raises(Problem) as problem:
         await guard._whole_body(raw, lambda: pytest.fail("read"))  # type: ignore[arg-type]
     assert problem.value.status == 413
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, str(guard.BODY_BYTES_MAX + 1)])
+async def test_a_body_said_to_be_too_large_is_read_on_for_a_while_and_dropped(length: str) -> None:
+    read = 0
+
+    async def receive() -> dict[str, object]:
+        nonlocal read
+        read += 1_000_000
+        return {"type": "http.request", "body": b"x" * 1_000_000, "more_body": True}
+
+    with pytest.raises(Problem) as problem:
+        await guard._whole_body(Headers(raw=[(b"content-length", length.encode())]), receive)  # type: ignore[arg-type]
+    assert problem.value.status == 413
+    assert guard.DISCARDED_BYTES_MAX <= read <= guard.DISCARDED_BYTES_MAX + 1_000_000
 
 
 async def test_endless_bodies_are_cut() -> None:

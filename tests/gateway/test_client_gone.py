@@ -30,8 +30,9 @@ def test_gone_while_waiting_in_the_queue(narrow: Platform) -> None:
 
 def test_gone_in_prefill(narrow: Platform) -> None:
     before = len(narrow.rows())
+    url = narrow.workers()[0]["metrics_url"]
     connection = narrow.open_chat("water " * 330, max_tokens=5, stream=True)  # about a second of prefill
-    until(lambda: narrow.metric("headrace_running") == 1)
+    until(lambda: narrow.metric("headrace_worker_running", url=url) or narrow.metric("headrace_running"))
     connection.close()
     (row,) = rows_after(narrow, before)
     assert (row["status"], row["outcome"], row["count_source"]) == (499, "client_closed", "engine")
@@ -57,9 +58,9 @@ def test_gone_after_some_tokens_of_a_stream(narrow: Platform) -> None:
 
 def test_gone_while_a_whole_reply_is_made(narrow: Platform) -> None:
     before = len(narrow.rows())
-    connection = narrow.open_chat(max_tokens=400)
     url = narrow.workers()[0]["metrics_url"]
     start = narrow.metric("headrace_worker_generated_tokens_total", url=url)
+    connection = narrow.open_chat(max_tokens=400)
     until(lambda: narrow.metric("headrace_worker_generated_tokens_total", url=url) > start + 5)
     connection.close()
     (row,) = rows_after(narrow, before)

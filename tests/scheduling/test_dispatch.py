@@ -12,7 +12,7 @@ def test_a_free_replica_is_granted_at_once_even_with_no_queue() -> None:
     queue: ModelQueue[str] = ModelQueue(length_max=0)
     queue.add("r", capacity=1)
     queue.enter("a")
-    assert queue.dispatch() == [("a", "r")]
+    assert list(queue.dispatch()) == [("a", "r")]
     with pytest.raises(QueueFull) as full:
         queue.enter("b")
     assert (full.value.limit, full.value.used) == (0, 0)
@@ -23,12 +23,12 @@ def test_the_order_of_arrival_is_kept_and_a_refusal_changes_nothing() -> None:
     queue.add("r", capacity=1)
     for ticket in "abc":
         queue.enter(ticket)
-        queue.dispatch()
+        list(queue.dispatch())
     with pytest.raises(QueueFull):
         queue.enter("d")
     assert (queue.num_waiting, queue.position("b"), queue.position("c"), queue.position("d")) == (2, 1, 2, 0)
     queue.release("r")
-    assert queue.dispatch() == [("b", "r")]
+    assert list(queue.dispatch()) == [("b", "r")]
 
 
 def test_the_least_loaded_replica_comes_first_in_proportion_to_its_size() -> None:
@@ -49,7 +49,7 @@ def test_without_any_replica_nobody_waits_but_for_an_expected_one_they_do() -> N
         queue.enter("a")
     queue.expect("r.1")
     queue.enter("a")
-    assert queue.dispatch() == []
+    assert list(queue.dispatch()) == []
     assert queue.drop_hopeless() == []
     queue.expect("r.2")
     queue.give_up("r.1")
@@ -63,13 +63,25 @@ def test_a_release_for_a_replica_that_is_gone_does_not_touch_its_successor() -> 
     queue: ModelQueue[str] = ModelQueue(length_max=10)
     queue.add("r.1", capacity=1)
     queue.enter("a")
-    queue.dispatch()
+    list(queue.dispatch())
     queue.remove("r.1")
     queue.add("r.2", capacity=1)
     queue.enter("b")
-    assert queue.dispatch() == [("b", "r.2")]
+    assert list(queue.dispatch()) == [("b", "r.2")]
     queue.release("r.1")
     assert queue.running_on("r.2") == 1
+
+
+def test_who_may_not_start_yet_keeps_its_place_and_lets_others_pass() -> None:
+    queue: ModelQueue[str] = ModelQueue(length_max=10)
+    queue.add("r", capacity=2)
+    for ticket in ("a1", "a2", "b1", "b2"):
+        queue.enter(ticket)
+    running: list[str] = []
+    for ticket, _ in queue.dispatch(lambda ticket: not any(one[0] == ticket[0] for one in running)):
+        running.append(ticket)
+    assert running == ["a1", "b1"]
+    assert (queue.position("a2"), queue.position("b2")) == (1, 2)
 
 
 class QueueMachine(RuleBasedStateMachine):

@@ -16,7 +16,16 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from headrace.admin.bodies import KeyCreate, TenantCreate, TenantUpdate, body_of, page_of, query_of, schema_of
+from headrace.admin.bodies import (
+    KeyCreate,
+    TenantCreate,
+    TenantUpdate,
+    body_of,
+    limits_of,
+    page_of,
+    query_of,
+    schema_of,
+)
 from headrace.admin.guard import Guard, core_unavailable
 from headrace.admin.problems import Problem
 from headrace.admin.usage_query import PARAMETERS, BadQuery, parse_query
@@ -63,7 +72,9 @@ def _add_tenants(app: FastAPI, core: CoreClient) -> None:
         """A new tenant."""
         body = await body_of(request, TenantCreate)
         reply = await core.call(
-            m.CreateTenant(id=body.id, name=body.name), m.TenantReply, actor=_actor(request)
+            m.CreateTenant(id=body.id, name=body.name, limits=limits_of(body.limits)),
+            m.TenantReply,
+            actor=_actor(request),
         )
         return _json(reply.tenant, 201, location=f"/admin/v1/tenants/{quote(reply.tenant.id, safe='')}")
 
@@ -84,10 +95,12 @@ def _add_tenants(app: FastAPI, core: CoreClient) -> None:
         """Changes what is given. In force when this returns."""
         body = await body_of(request, TenantUpdate)
         given = body.model_fields_set
+        limits_of(body.limits)
         update = m.UpdateTenant(
             id=tenant_id,
             name=body.name if "name" in given else msgspec.UNSET,
             status=body.status if "status" in given else msgspec.UNSET,
+            limits=dict(body.limits) if "limits" in given else msgspec.UNSET,
         )
         return _json((await core.call(update, m.TenantReply, actor=_actor(request))).tenant)
 
@@ -103,6 +116,7 @@ def _add_keys(app: FastAPI, core: CoreClient) -> None:
             name=body.name,
             scopes=None if body.scopes is None else tuple(body.scopes),
             expires_in_s=body.expires_in_s,
+            limits=limits_of(body.limits),
         )
         issued = (await core.call(create, m.IssuedKeyReply, actor=_actor(request))).issued
         return _json({"key": issued.key, **msgspec.structs.asdict(issued.view)}, 201)

@@ -6,12 +6,18 @@ the models go into the OpenAPI document all the same.
 
 from typing import Annotated, Any, Final, Literal, TypeVar
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
 from headrace.admin.problems import Problem
+from headrace.config.limits import Limits
 
-NOT_SUPPORTED_YET: Final = frozenset({"limits", "weight", "quota"})
+LimitValues = dict[str, int | float | None]
+LIMITS_NOT_SUPPORTED_YET: Final = frozenset(
+    {"tokens_per_day", "tokens_per_month", "cost_per_day", "cost_per_month", "gpu_memory_gb"}
+)
+NOT_SUPPORTED_YET: Final = frozenset({"weight", "quota"})
 """Fields of the API's contract (UX-1) that would be ignored today, so they are refused."""
 
 
@@ -24,17 +30,19 @@ class _Body(BaseModel):
 
 
 class TenantCreate(_Body):
-    """A new tenant."""
+    """A new tenant. Limits left out are unlimited."""
 
     id: str
     name: str | None = None
+    limits: LimitValues = {}
 
 
 class TenantUpdate(_Body):
-    """Only what is given changes; `name: null` takes the name away."""
+    """Only what is given changes; `name: null` takes the name away, `limits: {"tpm": null}` that limit."""
 
     name: str | None = None
     status: Literal["active", "disabled"] = "active"
+    limits: LimitValues = {}
 
 
 class KeyCreate(_Body):
@@ -45,6 +53,7 @@ class KeyCreate(_Body):
     name: str | None = None
     scopes: list[str] | None = None
     expires_in_s: WholeNumber | None = None
+    limits: LimitValues = {}
 
 
 B = TypeVar("B", bound=BaseModel)
@@ -57,6 +66,30 @@ async def body_of(request: Request, model: type[B]) -> B:
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False, include_context=False)
         raise _bad_body(errors, model) from error
+
+
+def limits_of(values: LimitValues) -> Limits:
+    """The limits that are set. Raises `Problem` 400 for unknown names and values out of range."""
+    for name in values:
+        if name in LIMITS_NOT_SUPPORTED_YET:
+            raise Problem(
+                400,
+                "not_supported_yet",
+                f"limits.{name} is not enforced by this version yet, so it is not accepted either",
+                param=f"limits.{name}",
+            )
+        if name not in Limits.__struct_fields__:
+            raise Problem(
+                400,
+                "unknown_field",
+                f"unknown limit 'limits.{name[:64]}'; allowed are {', '.join(Limits.__struct_fields__)}",
+                param=f"limits.{name[:64]}",
+            )
+    given = {name: value for name, value in values.items() if value is not None}
+    try:
+        return msgspec.convert(given, Limits)
+    except msgspec.ValidationError as error:
+        raise Problem(400, "invalid_value", f"limits: {error}", param="limits") from error
 
 
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:

@@ -126,7 +126,9 @@ async def _whole_body(headers: Headers, receive: Receive) -> Receive:
     """Reads the body, bounded in size and time, and returns a `receive` that gives it at once."""
     body = bytearray()
     length = headers.get("content-length", "0")
-    if not length.isascii() or not length.isdigit() or int(length[:16]) > BODY_BYTES_MAX:
+    if not length.isascii() or not length.isdigit():
+        raise _too_large()
+    if int(length[:16]) > BODY_BYTES_MAX:
         await _discard(receive)
         raise _too_large()
     try:

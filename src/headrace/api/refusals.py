@@ -173,6 +173,55 @@ def _rate_limited(
     )
 
 
+def limit_exceeded(
+    *,
+    limit_type: str,
+    level: str,
+    limit: float,
+    used: int | None,
+    held: int | None,
+    requested: int,
+    retry_after_s: int | None,
+    reset_ts: int | None,
+) -> Refusal:
+    """A limit stands against the request. Without `retry_after_s` it can never pass as it is."""
+    unit = _UNITS.get(limit_type, limit_type.replace("_", " "))
+    if retry_after_s is None:
+        message = (
+            f"This request takes {requested}, more than the {level}'s limit of {limit:g} {unit} ever allows."
+        )
+    elif used is None:
+        message = f"The {level}'s limit of {limit:g} {unit} is reached; {requested} more requested."
+    else:
+        message = (
+            f"The {level}'s limit of {limit:g} {unit} is reached: {used} used, {held} held, "
+            f"{requested} more requested."
+        )
+    figures = {
+        "level": level,
+        "limit": limit,
+        "used": used,
+        "held": held,
+        "requested": requested,
+        "reset_time": reset_ts,
+    }
+    refusal = _rate_limited(limit_type, message, retry_after_s=retry_after_s or 0, figures=figures)
+    refusal.kind = "tokens" if limit_type in ("tpm", "prompt_tokens", "total_tokens") else "requests"
+    if retry_after_s is None:
+        refusal.headers = (*refusal.headers[1:], NO_RETRY)
+    return refusal
+
+
+_UNITS: Final = {
+    "rps": "requests per second",
+    "tpm": "tokens per minute",
+    "concurrency": "requests at once",
+    "streams": "streams at once",
+    "prompt_tokens": "tokens in a prompt",
+    "total_tokens": "tokens in a request",
+}
+
+
 def queue_full(*, limit: int, used: int) -> Refusal:
     return _rate_limited(
         "queue_full",

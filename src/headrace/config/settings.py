@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from headrace import bounds
+from headrace.config.limits import UNLIMITED, Limits
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535, description="TCP port; 0 takes a free one")]
 ModelId = Annotated[
@@ -95,6 +96,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A GGUF file. `builtin` is the model that comes with the installation."""
     workers: Annotated[int, msgspec.Meta(ge=1, le=64, description="worker processes for this model")] = 1
     engine: EngineSettings = EngineSettings()
+    limits: Limits = UNLIMITED
+    """What all requests for this model together may take."""
     sampling: SamplingDefaults | None = None
     """Left out: the API's defaults; for the built-in model temperature 0.2 and top_p 0.9."""
     upstream: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s?#]+$")] | None = None
@@ -155,6 +158,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     metrics_port: Port = 0
     models: Annotated[list[ModelSettings], msgspec.Meta(max_length=256)] = []
     """Left out: the built-in model, one worker."""
+    limits: Limits = UNLIMITED
+    """What all requests of all tenants together may take. Tenants and keys have limits of their own."""
+    default_max_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 4096
+    """Most tokens of an answer for which the client set no maximum; the context and the limits may make it less."""
     queue: QueueSettings = QueueSettings()
     headers_after_ms: Annotated[int, msgspec.Meta(ge=0, le=600_000)] = 5_000
     """A stream's headers wait so long for a worker, so that a refusal keeps its status; then keep-alives."""

@@ -1,9 +1,13 @@
 """What tenants and keys may be called and how long keys may live. Violations are `ControlFailure` 400."""
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from headrace import bounds
+from headrace.config.limits import Limits
 from headrace.core.failure import ControlFailure
 
 TENANT_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
@@ -67,3 +71,13 @@ def check_page_size(limit: int) -> None:
     """Lists come in pages, so that an answer fits into one frame."""
     if not 1 <= limit <= PAGE_SIZE_MAX:
         raise ControlFailure(400, "invalid_limit", f"limit is 1 to {PAGE_SIZE_MAX}", "limit")
+
+
+def merged_limits(old: Limits, changes: Mapping[str, float | None]) -> Limits:
+    """The limits with these changes; `None` takes one away. Raises `ControlFailure` 400."""
+    merged = {**msgspec.to_builtins(old), **changes}
+    given = {name: value for name, value in merged.items() if value is not None}
+    try:
+        return msgspec.convert(given, Limits, strict=False)
+    except msgspec.ValidationError as error:
+        raise ControlFailure(400, "invalid_value", f"limits: {error}", "limits") from error

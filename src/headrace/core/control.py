@@ -104,11 +104,17 @@ class ControlServer:
             case m.CheckAdminKey(jti=jti):
                 directory.authorize_admin(jti)
                 return m.Done()
-            case m.CreateTenant(id=tenant_id, name=name):
-                return m.TenantReply(directory.create_tenant(tenant_id, name, actor=actor))
-            case m.UpdateTenant(id=tenant_id, name=new_name, status=status):
+            case m.CreateTenant(id=tenant_id, name=name, limits=limits):
+                return m.TenantReply(directory.create_tenant(tenant_id, name, limits=limits, actor=actor))
+            case m.UpdateTenant(id=tenant_id):
                 return m.TenantReply(
-                    directory.update_tenant(tenant_id, name=new_name, status=status, actor=actor)
+                    directory.update_tenant(
+                        tenant_id,
+                        name=request.name,
+                        status=request.status,
+                        limits=request.limits,
+                        actor=actor,
+                    )
                 )
             case m.GetTenant(id=tenant_id):
                 return m.TenantReply(directory.get_tenant(tenant_id))

@@ -5,22 +5,28 @@ code in `headrace.scheduling` and `headrace.ledger`; here are the futures and th
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from typing import Any
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Final
 
+import msgspec
 import structlog
 
 from headrace.api import refusals
 from headrace.clock import Clock
 from headrace.config.settings import ModelSettings, SamplingDefaults, Settings
+from headrace.core.admission import Admission
 from headrace.core.directory import Directory
 from headrace.core.embedded import counts_of
 from headrace.core.metrics import CoreMetrics
-from headrace.core.operation import Operation
+from headrace.core.operation import Operation, Size
 from headrace.core.replica import Replica
 from headrace.errors import Refusal
 from headrace.ledger.closing import NOTHING, RECOVERED, SHUTDOWN, Counts, Ending, close, ending_of
 from headrace.ledger.records import OperationRecord, Reservation
+from headrace.limits import book
+from headrace.limits.book import Account, Ask
+from headrace.limits.window import WINDOW_US
+from headrace.request.messages import Message
 from headrace.scheduling.dispatch import ModelQueue, NoReplica, QueueFull
 from headrace.store.errors import StoreUnavailable
 from headrace.store.journal import Journal
@@ -45,6 +51,19 @@ class ServedModel:
     def context_tokens(self) -> int | None:
         return next((replica.context_tokens for replica in self.replicas.values()), None)
 
+    @property
+    def can_count(self) -> bool:
+        """Whether a replica can count a prompt's tokens exactly."""
+        return any(replica.can_count for replica in self.replicas.values())
+
+
+TOKEN_LIMITS: Final = frozenset({"tpm", "prompt_tokens", "total_tokens"})
+"""Limits that a bound may exceed where the exact count would not."""
+
+
+class NeedsCount(Exception):
+    """The bound of the prompt does not fit; its exact count may."""
+
 
 class Core:
     """Accepts, grants, settles. Belongs to one event loop."""
@@ -63,6 +82,7 @@ class Core:
         self.journal = journal
         self.clock = clock
         self.metrics = metrics
+        self.admission = Admission(directory, clock, cluster=settings.limits)
         self.is_stopping = False
         self._cut_us = 0
         self.models: dict[str, ServedModel] = {}
@@ -73,6 +93,7 @@ class Core:
 
     def add_model(self, settings: ModelSettings) -> None:
         assert settings.id not in self.models
+        self.admission.set_model_limits(settings.id, settings.limits)
         self.models[settings.id] = ServedModel(
             settings.id,
             sampling=settings.sampling_defaults,
@@ -106,11 +127,14 @@ class Core:
 
     # --- operations: called by the gateway --------------------------------------------------------
 
-    def accept(self, reservation: Reservation) -> Operation:
-        """Take a place in the queue and journal the reservation, or refuse; one decision.
+    def accept(self, reservation: Reservation, *, max_tokens: int | None, is_exact: bool) -> Operation:
+        """Check every limit, hold the tokens, take a place in the queue and journal the reservation, or
+        refuse: one decision, all or nothing.
 
-        The operation is an async context manager: entering it waits for the journal, leaving it for
-        any reason settles it. Raises `Refusal` (404, 429, 503); refusals of a known model are recorded.
+        `reservation.prompt_tokens_estimated` is an upper bound of the prompt unless `is_exact`. Where only
+        the bound stands in the way, `NeedsCount` asks for the exact count. The operation is an async
+        context manager: entering it waits for the journal, leaving it for any reason settles it.
+        Raises `Refusal` (404, 429, 503); refusals of a known model are recorded.
         """
         model = self.models.get(reservation.model)
         if model is None:
@@ -119,20 +143,68 @@ class Core:
             raise refusals.shutting_down()
         if not self.journal.is_healthy:
             raise refusals.store_unavailable()
-        operation = Operation(self, model, reservation)
+        accounts = self.admission.accounts_of(
+            tenant_id=reservation.tenant_id, api_key_id=reservation.api_key_id, model=reservation.model
+        )
+        size = self._size(model, accounts, reservation.prompt_tokens_estimated, max_tokens)
+        is_stream = reservation.mode == "stream"
+        ask = Ask(
+            prompt_tokens=reservation.prompt_tokens_estimated, total_tokens=size.total, is_stream=is_stream
+        )
+        excess = self.admission.excess(accounts, ask)
+        if excess is not None and excess.limit_type in TOKEN_LIMITS and not is_exact and model.can_count:
+            raise NeedsCount
+        operation = Operation(
+            self, model, msgspec.structs.replace(reservation, reserved_tokens=size.total), size=size
+        )
         try:
-            operation.journalled = self.journal.reserve(reservation)
+            operation.journalled = self.journal.reserve(operation.reservation)
         except StoreUnavailable:
             raise refusals.store_unavailable() from None
+        if excess is not None:
+            raise self._turn_away(operation, self.admission.refusal(excess))
         try:
-            model.queue.enter(operation)
+            model.queue.enter(operation, may_start=book.may_start(accounts, is_stream=is_stream))
         except QueueFull as full:
             raise self._turn_away(operation, refusals.queue_full(limit=full.limit, used=full.used)) from None
         except NoReplica:
             raise self._turn_away(operation, refusals.no_worker(model.model_id, retry_after_s=5)) from None
+        self.admission.hold(accounts, ask)
+        operation.hold(accounts, size.total)
         self._open.add(operation)
         self._dispatch(model)
         return operation
+
+    async def count_prompt(self, model_id: str, messages: list[Message]) -> int | None:
+        """The exact tokens of a prompt, by a ready replica; None if none can say."""
+        for replica in self.models[model_id].replicas.values():
+            tokens = await replica.count_prompt(messages)
+            if tokens is not None:
+                return tokens
+        return None
+
+    def _size(
+        self, model: ServedModel, accounts: Sequence[Account], prompt_tokens: int, max_tokens: int | None
+    ) -> Size:
+        """What to hold, and the maximum that makes it enough."""
+        context = model.context_tokens
+        maximum = self.settings.default_max_tokens if max_tokens is None else max_tokens
+        if context is not None:
+            maximum = min(maximum, context)
+        room = self.admission.room(accounts)
+        is_clamped = (
+            max_tokens is None and room is not None and prompt_tokens + maximum > room > prompt_tokens
+        )
+        if is_clamped:
+            assert room is not None
+            maximum = room - prompt_tokens
+        total = prompt_tokens + maximum
+        return Size(
+            maximum=maximum,
+            total=total if context is None else min(total, context),
+            is_clamped=is_clamped,
+            is_limited=room is not None,
+        )
 
     def leave_queue(self, operation: Operation) -> None:
         operation.model.queue.leave(operation)
@@ -153,9 +225,15 @@ class Core:
         if answer is not None:
             durable.add_done_callback(lambda done: None if done.cancelled() else answer.acknowledge())
         self.metrics.settled(record)
+        self.admission.settle(
+            operation.accounts, held=operation.held, used=counts.prompt_tokens + counts.completion_tokens
+        )
         if operation.replica is not None:
             operation.model.queue.release(operation.replica.replica_id)
-            self._dispatch(operation.model)
+            book.release(operation.accounts, is_stream=operation.is_stream)
+            for model in self.models.values():
+                if model.queue.num_waiting:
+                    self._dispatch(model)
         return durable
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -186,6 +264,7 @@ class Core:
         if durable:
             await asyncio.gather(*durable)
             _log.warning("operations_recovered", count=len(durable))
+        self.admission.restore(self.journal.settled_since(self.clock.wall_us() - WINDOW_US))
         return len(durable)
 
     def begin_stop(self, *, drain_s: float) -> None:
@@ -214,5 +293,10 @@ class Core:
         return refusal
 
     def _dispatch(self, model: ServedModel) -> None:
-        for operation, replica_id in model.queue.dispatch():
+        for operation, replica_id in model.queue.dispatch(_may_start):
+            book.grant(operation.accounts, is_stream=operation.is_stream)
             operation.grant(model.replicas[replica_id])
+
+
+def _may_start(operation: Operation) -> bool:
+    return book.may_start(operation.accounts, is_stream=operation.is_stream)

@@ -5,6 +5,7 @@ request against these sets, a revocation or a disabled tenant is in force when t
 """
 
 import secrets
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Final, Literal, cast
@@ -12,6 +13,7 @@ from typing import Final, Literal, cast
 import msgspec
 
 from headrace.clock import Clock
+from headrace.config.limits import UNLIMITED, Limits
 from headrace.core import checks
 from headrace.core.failure import ControlFailure
 from headrace.core.keyring import Keyring
@@ -74,9 +76,15 @@ class Directory:
         if jti not in self._live_admin_jtis:
             raise InvalidKey("revoked")
 
+    def limits_of(self, tenant: str, jti: str) -> tuple[Limits, Limits]:
+        """The limits of an authorized caller: its tenant's and its key's."""
+        return self._tenants[tenant].limits, self._keys[jti].limits
+
     # --- tenants --------------------------------------------------------------------------------
 
-    def create_tenant(self, tenant_id: str, name: str | None, *, actor: str) -> TenantView:
+    def create_tenant(
+        self, tenant_id: str, name: str | None, *, limits: Limits = UNLIMITED, actor: str
+    ) -> TenantView:
         """A new active tenant. 409 `tenant_exists` when there is one of that id."""
         checks.check_tenant_id(tenant_id)
         checks.check_name(name)
@@ -84,7 +92,13 @@ class Directory:
             raise ControlFailure(409, "tenant_exists", f"there is already a tenant {tenant_id!r}", "id")
         now_us = self._clock.wall_us()
         tenant = Tenant(
-            id=tenant_id, name=name, status="active", created_us=now_us, updated_us=now_us, version=1
+            id=tenant_id,
+            name=name,
+            status="active",
+            created_us=now_us,
+            updated_us=now_us,
+            version=1,
+            limits=limits,
         )
         return self._save_tenant(tenant, "tenant.created", actor)
 
@@ -94,6 +108,7 @@ class Directory:
         *,
         name: str | msgspec.UnsetType | None = msgspec.UNSET,
         status: str | msgspec.UnsetType = msgspec.UNSET,
+        limits: Mapping[str, float | None] | msgspec.UnsetType = msgspec.UNSET,
         actor: str,
     ) -> TenantView:
         """Changes what is given; a call that changes nothing is not recorded."""
@@ -106,6 +121,8 @@ class Directory:
             if status not in ("active", "disabled"):
                 raise ControlFailure(400, "invalid_status", "status is active or disabled", "status")
             new = msgspec.structs.replace(new, status=cast(Literal["active", "disabled"], status))
+        if limits is not msgspec.UNSET:
+            new = msgspec.structs.replace(new, limits=checks.merged_limits(old.limits, limits))
         if new == old:
             return _tenant_view(old)
         new = msgspec.structs.replace(new, updated_us=self._clock.wall_us(), version=old.version + 1)
@@ -133,6 +150,7 @@ class Directory:
         name: str | None = None,
         scopes: tuple[str, ...] | None = None,
         expires_in_s: int | None = None,
+        limits: Limits = UNLIMITED,
         actor: str,
     ) -> IssuedKey:
         """A new key of a tenant, valid at once; the only time the key itself is seen."""
@@ -143,7 +161,7 @@ class Directory:
             chosen = checked_scopes(DEFAULT_SCOPES if scopes is None else scopes, TENANT_KEY)
         except UnknownScope as error:
             raise ControlFailure(400, "invalid_scope", str(error), "scopes") from error
-        return self._create_key("tenant", tenant, user, name, chosen, expires_in_s, actor)
+        return self._create_key("tenant", tenant, user, name, chosen, expires_in_s, actor, limits)
 
     def create_admin_key(
         self, *, name: str | None = None, expires_in_s: int | None = None, actor: str
@@ -195,7 +213,12 @@ class Directory:
             actor=actor,
             action=action,
             subject=tenant.id,
-            body={"name": tenant.name, "status": tenant.status, "version": tenant.version},
+            body={
+                "name": tenant.name,
+                "status": tenant.status,
+                "version": tenant.version,
+                "limits": msgspec.to_builtins(tenant.limits),
+            },
         )
         self._store.save_tenant(tenant, change)
         self._tenants[tenant.id] = tenant
@@ -214,6 +237,7 @@ class Directory:
         scopes: tuple[str, ...],
         expires_in_s: int | None,
         actor: str,
+        limits: Limits = UNLIMITED,
     ) -> IssuedKey:
         checks.check_name(name)
         lifetime_s = checks.checked_lifetime(expires_in_s)
@@ -229,6 +253,7 @@ class Directory:
             created_us=now_us,
             # JWT counts whole seconds: rounded up, so a key never lives shorter than asked for.
             expires_us=(-(-now_us // 1_000_000) + lifetime_s) * 1_000_000,
+            limits=limits,
         )
         text = issue(
             self.keyring.active,
@@ -240,7 +265,13 @@ class Directory:
             user=user,
             kind=TENANT_KEY if kind == "tenant" else ADMIN_KEY,
         )
-        body = {"kind": kind, "tenant": tenant, "scopes": scopes, "expires_us": key.expires_us}
+        body = {
+            "kind": kind,
+            "tenant": tenant,
+            "scopes": scopes,
+            "expires_us": key.expires_us,
+            "limits": msgspec.to_builtins(limits),
+        }
         self._store.add_key(
             key, Change(at_us=now_us, actor=actor, action="key.created", subject=key.jti, body=body)
         )
@@ -257,6 +288,7 @@ def _tenant_view(tenant: Tenant) -> TenantView:
         created_ts=tenant.created_us,
         updated_ts=tenant.updated_us,
         version=tenant.version,
+        limits=tenant.limits,
     )
 
 
@@ -271,4 +303,5 @@ def _key_view(key: Key) -> KeyView:
         created_ts=key.created_us,
         expires_ts=key.expires_us,
         revoked_ts=key.revoked_us,
+        limits=key.limits,
     )

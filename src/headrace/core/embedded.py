@@ -7,6 +7,7 @@ from headrace.api.completion import DONE, ChunkEncoder, Usage, completion
 from headrace.core.replica import Task
 from headrace.errors import Refusal
 from headrace.ledger.closing import NOTHING, Counts
+from headrace.request.messages import Message
 from headrace.worker.link import Attempt, AttemptEvent, Lost, WorkerLink
 from headrace.worker.messages import Accepted, AttemptRecord, Hello, Piece, Rejected, Submit
 
@@ -24,6 +25,11 @@ class EmbeddedReplica:
     def context_tokens(self) -> int | None:
         return self.engine.context_tokens
 
+    can_count = True
+
+    async def count_prompt(self, messages: list[Message]) -> int | None:
+        return await self.link.count(messages)
+
     def start(self, task: Task) -> "EmbeddedAnswer":
         call = task.call
         attempt = self.link.submit(
@@ -31,7 +37,7 @@ class EmbeddedReplica:
                 attempt_id=task.attempt_id,
                 tenant_id=task.tenant_id,
                 messages=call.messages,
-                max_tokens=call.max_tokens,
+                max_tokens=task.max_tokens,
                 sampling=task.sampling,
                 stop=call.stop,
             )
@@ -55,11 +61,15 @@ class EmbeddedAnswer:
             is_usage_wanted=task.call.is_usage_wanted,
         )
         self._record: AttemptRecord | None = None
+        self.exact_total: int | None = None
 
     async def begin(self) -> None:
         events = await self._attempt.take()
-        if not isinstance(events[0], Accepted):
-            self._check(events[0])
+        accepted = events[0]
+        if isinstance(accepted, Accepted):
+            self.exact_total = accepted.prompt_tokens + accepted.max_tokens
+        else:
+            self._check(accepted)
         self._early = events[1:]
 
     async def complete(self) -> bytes:

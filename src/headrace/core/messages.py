@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from headrace.config.limits import UNLIMITED, Limits
+
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant as the admin API shows it. Times in microseconds since 1970 UTC."""
@@ -20,6 +22,7 @@ class TenantView(msgspec.Struct, frozen=True, kw_only=True):
     updated_ts: int
     version: int
     """Counts the changes to this tenant, from 1."""
+    limits: Limits = UNLIMITED
 
 
 class KeyView(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +39,7 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     created_ts: int
     expires_ts: int
     revoked_ts: int | None = None
+    limits: Limits = UNLIMITED
 
 
 class IssuedKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,12 +72,15 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
 class CreateTenant(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     id: str
     name: str | None = None
+    limits: Limits = UNLIMITED
 
 
 class UpdateTenant(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     id: str
     name: str | msgspec.UnsetType | None = msgspec.UNSET
     status: str | msgspec.UnsetType = msgspec.UNSET
+    limits: dict[str, int | float | None] | msgspec.UnsetType = msgspec.UNSET
+    """Limits to change; null takes one away, those not named stay."""
 
 
 class GetTenant(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -93,6 +100,7 @@ class CreateKey(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     name: str | None = None
     scopes: tuple[str, ...] | None = None
     expires_in_s: int | None = None
+    limits: Limits = UNLIMITED
 
 
 class RevokeKey(msgspec.Struct, frozen=True, kw_only=True, tag=True):

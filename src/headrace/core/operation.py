@@ -11,6 +11,8 @@ import asyncio
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+import msgspec
+
 from headrace import bounds
 from headrace.api import refusals
 from headrace.core.replica import Answer, Replica, Task
@@ -24,26 +26,48 @@ from headrace.ledger.closing import (
     ending_of,
 )
 from headrace.ledger.records import OperationRecord, Reservation
+from headrace.limits import book
+from headrace.limits.book import Account
 from headrace.store.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from headrace.core.core import Core, ServedModel
 
 
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """How large a request may become, in tokens."""
+
+    maximum: int
+    """Most tokens of the answer: what the client asked for, or what stands in for it."""
+    total: int
+    """Prompt and answer: what is held."""
+    is_clamped: bool
+    """The client set no maximum and a limit made it smaller than the default."""
+    is_limited: bool
+    """Some level limits tokens, so the maximum has to be kept."""
+
+
 class Operation:
     """Made by `Core.accept`; use it with `async with`."""
 
-    def __init__(self, core: "Core", model: "ServedModel", reservation: Reservation) -> None:
+    def __init__(self, core: "Core", model: "ServedModel", reservation: Reservation, *, size: Size) -> None:
         self._core = core
         self._granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.model = model
         self.reservation = reservation
+        self.size = size
+        self.accounts: tuple[Account, ...] = ()
+        self.held = 0
         self.journalled: asyncio.Future[None] | None = None
         self.replica: Replica | None = None
         self.answer: Answer | None = None
         self.record: OperationRecord | None = None
         self.accepted_us = core.clock.monotonic_us()
         self.granted_us = 0
+
+    @property
+    def is_stream(self) -> bool:
+        return self.reservation.mode == "stream"
 
     @property
     def request_id(self) -> str:
@@ -101,7 +125,17 @@ class Operation:
         assert self.record is not None
         return self.record
 
+    def trim(self, total: int) -> None:
+        """The exact prompt is known: hold no more than it and the longest answer need."""
+        if total < self.held:
+            book.trim(self.accounts, self.held - total)
+            self.held = total
+
     # --- called by the core ------------------------------------------------------------------------
+
+    def hold(self, accounts: tuple[Account, ...], tokens: int) -> None:
+        self.accounts = accounts
+        self.held = tokens
 
     def grant(self, replica: Replica) -> None:
         self.replica = replica

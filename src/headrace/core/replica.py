@@ -11,6 +11,7 @@ import msgspec
 
 from headrace.api.chat import ChatCall
 from headrace.ledger.closing import Counts
+from headrace.request.messages import Message
 from headrace.request.sampling import Sampling
 
 
@@ -23,6 +24,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     created_s: int
     model: str
     call: ChatCall
+    max_tokens: int
+    """Most tokens of the answer."""
+    is_limited: bool
+    """The maximum is a limit's and has to be kept, also by a foreign server that the client gave none."""
     sampling: Sampling
     body: bytes
     """The request as it came, for replicas that speak the same protocol."""
@@ -38,6 +43,11 @@ class Answer(Protocol):
 
     async def begin(self) -> None:
         """Wait until the replica has taken the prompt. A refusal here still has a status of its own."""
+        ...
+
+    @property
+    def exact_total(self) -> int | None:
+        """After `begin`: prompt and longest answer as the replica counted them; None if it does not say."""
         ...
 
     async def complete(self) -> bytes:
@@ -82,6 +92,15 @@ class Replica(Protocol):
     @property
     def context_tokens(self) -> int | None:
         """Most tokens of prompt and answer; None where it is not known."""
+        ...
+
+    @property
+    def can_count(self) -> bool:
+        """Whether `count_prompt` knows."""
+        ...
+
+    async def count_prompt(self, messages: list[Message]) -> int | None:
+        """Tokens of a prompt; None if that is not known here."""
         ...
 
     def start(self, task: Task) -> Answer: ...

@@ -26,6 +26,7 @@ from headrace.http import (
     data_of,
 )
 from headrace.ledger.closing import Counts
+from headrace.request.messages import Message
 
 _PATH: Final = "/chat/completions"
 _NO_CHOICES: Final = re.compile(rb'"choices"\s*:\s*\[\s*\]')
@@ -54,6 +55,7 @@ class UpstreamReplica:
     """A foreign server. `key` is sent as a bearer token and never logged."""
 
     context_tokens: int | None = None
+    can_count = False
 
     def __init__(
         self,
@@ -73,6 +75,10 @@ class UpstreamReplica:
         if key is not None:
             self._headers += b"authorization: Bearer " + key.encode("ascii") + b"\r\n"
 
+    async def count_prompt(self, messages: list[Message]) -> int | None:
+        """Not without its tokenizer: the bound stands until its usage arrives."""
+        return None
+
     def start(self, task: Task) -> "UpstreamAnswer":
         return UpstreamAnswer(self, task)
 
@@ -82,6 +88,8 @@ class UpstreamReplica:
 
 class UpstreamAnswer:
     """A relayed answer."""
+
+    exact_total: int | None = None
 
     def __init__(self, replica: UpstreamReplica, task: Task) -> None:
         self._replica = replica
@@ -105,7 +113,12 @@ class UpstreamAnswer:
                 "POST",
                 _PATH,
                 self._replica.request_headers(task),
-                upstream_body(task.body, is_stream=task.call.is_stream, model=self._replica.upstream_model),
+                upstream_body(
+                    task.body,
+                    is_stream=task.call.is_stream,
+                    model=self._replica.upstream_model,
+                    max_tokens=task.max_tokens if task.is_limited and task.call.max_tokens is None else None,
+                ),
             )
             self._response = response
             if response.status != 200:
@@ -222,13 +235,14 @@ class UpstreamAnswer:
         self._usage_event = event
 
 
-def upstream_body(body: bytes, *, is_stream: bool, model: str | None) -> bytes:
+def upstream_body(body: bytes, *, is_stream: bool, model: str | None, max_tokens: int | None) -> bytes:
     """The request as the upstream gets it: usage asked for, its own name of the model, OpenAI's names only.
 
     Nearly always a few bytes put in front; the body is taken apart only where a value has to change.
     """
     has_options = b'"stream_options"' in body
-    if model is None and b'"max_new_tokens"' not in body and not (is_stream and has_options):
+    is_changed = model is not None or max_tokens is not None or b'"max_new_tokens"' in body
+    if not is_changed and not (is_stream and has_options):
         if not is_stream:
             return body
         return _INCLUDE_USAGE + body.lstrip()[1:]
@@ -238,6 +252,8 @@ def upstream_body(body: bytes, *, is_stream: bool, model: str | None) -> bytes:
     if content.get("max_new_tokens") is not None:
         content.setdefault("max_tokens", content["max_new_tokens"])
     content.pop("max_new_tokens", None)
+    if max_tokens is not None:
+        content["max_tokens"] = max_tokens
     if is_stream:
         content["stream_options"] = {"include_usage": True}
     return msgspec.json.encode(content)

@@ -39,6 +39,7 @@ class Gateway:
         self._exact: dict[str, dict[str, Route]] = {
             "/v1/chat/completions": {"POST": chat},
             "/v1/models": {"GET": self._reads.models},
+            "/v1/limits": {"GET": self._reads.limits},
         }
         self._prefixes: dict[str, dict[str, Route]] = {
             "/v1/models/": {"GET": self._reads.model},

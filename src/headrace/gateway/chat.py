@@ -9,13 +9,13 @@ client is gone. The operation's scope gives everything back and writes the one r
 
 import asyncio
 import secrets
+from typing import Final
 
-from headrace import bounds
 from headrace.api import chat, completion, refusals
 from headrace.api.chat import ChatCall
 from headrace.clock import Clock
 from headrace.config.settings import Settings
-from headrace.core.core import Core
+from headrace.core.core import Core, NeedsCount
 from headrace.core.operation import Operation
 from headrace.core.replica import Answer, Task
 from headrace.errors import Refusal
@@ -25,8 +25,10 @@ from headrace.identity import Identity
 from headrace.ledger.records import Reservation
 from headrace.request.sampling import Sampling
 
-_MESSAGE_OVERHEAD_TOKENS = 16
-"""What a chat template adds to a message, at most, in the estimate."""
+MESSAGE_OVERHEAD_TOKENS: Final = 16
+"""What a chat template adds to a message, at most, in the bound."""
+CLAMPED: Final = b"x-governance-action: CLAMPED_MAX_TOKENS\r\nx-max-tokens: %d\r\n"
+"""Says how long the answer may be where a limit decided it and not the client."""
 
 
 class ChatCompletions:
@@ -44,12 +46,29 @@ class ChatCompletions:
             require_scope(identity, "chat:stream")
         exchange.model = call.model
         exchange.is_stream = call.is_stream
-        operation = self._core.accept(self._reservation(exchange, identity, call))
+        operation = await self._accept(exchange, identity, call)
+        exchange.limit_headers = self._core.admission.headers(operation.accounts)
+        if operation.size.is_clamped:
+            exchange.limit_headers += CLAMPED % operation.size.maximum
         try:
             async with operation:
                 await self._within_deadline(exchange, operation, call)
         finally:
             exchange.record = operation.record
+
+    async def _accept(self, exchange: Exchange, identity: Identity, call: ChatCall) -> Operation:
+        """Accept with a proven upper bound of the prompt; where that would be refused, with its exact count."""
+        # A token stands for at least one byte, so the bytes of a prompt bound its tokens from above.
+        bound = sum(len(message.content.encode()) for message in call.messages)
+        bound += MESSAGE_OVERHEAD_TOKENS * (len(call.messages) + 1)
+        reservation = self._reservation(exchange, identity, call, prompt_tokens=bound)
+        try:
+            return self._core.accept(reservation, max_tokens=call.max_tokens, is_exact=False)
+        except NeedsCount:
+            exact = await self._core.count_prompt(call.model, call.messages)
+        if exact is not None:
+            reservation = self._reservation(exchange, identity, call, prompt_tokens=min(exact, bound))
+        return self._core.accept(reservation, max_tokens=call.max_tokens, is_exact=True)
 
     async def _within_deadline(self, exchange: Exchange, operation: Operation, call: ChatCall) -> None:
         """Answer; the deadline is set once a worker is granted, waiting has a limit of its own."""
@@ -67,18 +86,16 @@ class ChatCompletions:
     ) -> None:
         if not await operation.granted(self._settings.queue.timeout_s):
             raise self._queue_timeout()
-        answer = self._start(exchange, operation, call, deadline)
-        await answer.begin()
+        answer = await self._begin(exchange, operation, call, deadline)
         body = await answer.complete()
         record = await operation.settle()
-        exchange.send_json(body, headers=usage_headers(record))
+        exchange.send_json(body, headers=usage_headers(record) + exchange.limit_headers)
 
     async def _stream(
         self, exchange: Exchange, operation: Operation, call: ChatCall, deadline: asyncio.Timeout
     ) -> None:
         await self._wait_for_grant(exchange, operation)
-        answer = self._start(exchange, operation, call, deadline)
-        await answer.begin()
+        answer = await self._begin(exchange, operation, call, deadline)
         responder = exchange.responder
         if not responder.has_started:
             exchange.start_stream()
@@ -106,15 +123,16 @@ class ChatCompletions:
             waited_s += pause_s
         raise self._queue_timeout()
 
-    def _start(
+    async def _begin(
         self, exchange: Exchange, operation: Operation, call: ChatCall, deadline: asyncio.Timeout
     ) -> Answer:
+        """Start on the granted replica, until it has taken the prompt and said how long it is."""
         deadline.reschedule(asyncio.get_running_loop().time() + self._settings.request_timeout_s)
         waited_us = operation.granted_us - operation.accepted_us
         self._core.metrics.overhead.observe(
             max(0, self._clock.monotonic_us() - exchange.began_us - waited_us) / 1e6
         )
-        return operation.start(
+        answer = operation.start(
             Task(
                 attempt_id=operation.attempt_id,
                 tenant_id=operation.reservation.tenant_id,
@@ -122,11 +140,17 @@ class ChatCompletions:
                 created_s=self._clock.wall_us() // 1_000_000,
                 model=call.model,
                 call=call,
+                max_tokens=operation.size.maximum,
+                is_limited=operation.size.is_limited,
                 sampling=call.sampling(self._defaults(operation)),
                 body=exchange.request.body,
                 traceparent=exchange.traceparent,
             )
         )
+        await answer.begin()
+        if answer.exact_total is not None:
+            operation.trim(answer.exact_total)
+        return answer
 
     def _defaults(self, operation: Operation) -> Sampling:
         model = operation.model.sampling
@@ -137,10 +161,9 @@ class ChatCompletions:
             seed=secrets.randbits(32),
         )
 
-    def _reservation(self, exchange: Exchange, identity: Identity, call: ChatCall) -> Reservation:
-        # A token stands for at least one byte, so the bytes of a prompt bound its tokens from above.
-        estimated = sum(len(message.content.encode()) for message in call.messages)
-        estimated += _MESSAGE_OVERHEAD_TOKENS * (len(call.messages) + 1)
+    def _reservation(
+        self, exchange: Exchange, identity: Identity, call: ChatCall, *, prompt_tokens: int
+    ) -> Reservation:
         return Reservation(
             request_id=exchange.request_id,
             tenant_id=identity.tenant,
@@ -148,16 +171,11 @@ class ChatCompletions:
             user_id=call.user or identity.user,
             model=call.model,
             mode="stream" if call.is_stream else "complete",
-            prompt_tokens_estimated=estimated,
-            reserved_tokens=estimated + self._maximum(call),
+            prompt_tokens_estimated=prompt_tokens,
+            reserved_tokens=0,  # the core decides how much is held
             queue_enter_ts=self._clock.wall_us(),
             trace_id=exchange.trace_id,
         )
-
-    def _maximum(self, call: ChatCall) -> int:
-        model = self._core.models.get(call.model)
-        context = model.context_tokens if model else None
-        return min(call.max_tokens or bounds.MAX_TOKENS_MAX, context or bounds.RESERVED_TOKENS_DEFAULT)
 
     def _queue_timeout(self) -> Refusal:
         limit_s = self._settings.queue.timeout_s

@@ -21,6 +21,17 @@ EXPOSED: Final = (
     "X-Usage-GPU-Memory",
     "X-Governance-Action",
     "X-RateLimit-Reason",
+    "X-RateLimit-Limit",
+    "X-RateLimit-Remaining",
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-reset-requests",
+    "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-tokens",
+    "x-ratelimit-reset-tokens",
+    "RateLimit",
+    "RateLimit-Policy",
+    "X-Max-Tokens",
     "Retry-After",
     "x-should-retry",
 )
@@ -41,6 +52,7 @@ class Exchange:
         "hex_id",
         "identity",
         "is_stream",
+        "limit_headers",
         "model",
         "record",
         "request",
@@ -62,6 +74,8 @@ class Exchange:
         self.model: str | None = None
         self.is_stream = False
         self.record: OperationRecord | None = None
+        self.limit_headers = b""
+        """What the caller's limits leave it, where there are any."""
 
     @property
     def request_id(self) -> str:
@@ -83,7 +97,7 @@ class Exchange:
     def start_stream(self) -> None:
         self.status = 200
         self.is_stream = True
-        self.responder.start(200, ids(self.hex_id, self.trace_id) + _STREAM)
+        self.responder.start(200, ids(self.hex_id, self.trace_id) + _STREAM + self.limit_headers)
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer with a refusal that still has its status."""

@@ -1,10 +1,12 @@
 """Routes that only read: models, a request's usage, health."""
 
 from typing import Any
+from urllib.parse import parse_qs
 
 import msgspec
 
 from headrace.api import refusals
+from headrace.core.admission import SHARED_LEVELS
 from headrace.core.core import Core, ServedModel
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.identify import require_scope
@@ -42,6 +44,29 @@ class Reads:
             raise refusals.usage_not_found(request_id[:80])
         state = "settled" if isinstance(found, OperationRecord) else "open"
         exchange.send_json(_encode({"object": "usage", "state": state, **msgspec.to_builtins(found)}))
+
+    async def limits(self, exchange: Exchange, identity: Identity) -> None:
+        """`GET /v1/limits`: for each level the limits, what was used in the last 60 s, and what is held."""
+        model = next(iter(self._core.models))
+        wanted = parse_qs(exchange.request.query.decode("latin-1")).get("model", [model])[0]
+        if wanted not in self._core.models:
+            raise refusals.model_not_found(wanted[:80])
+        accounts = self._core.admission.accounts_of(
+            tenant_id=identity.tenant, api_key_id=identity.jti, model=wanted
+        )
+        own = [account for account in accounts if account.level not in SHARED_LEVELS]
+        shared = [account for account in accounts if account.level in SHARED_LEVELS]
+        exchange.send_json(
+            _encode(
+                {
+                    "object": "limits",
+                    "model": wanted,
+                    "data": self._core.admission.describe(own),
+                    # What others use is not this tenant's business; that a limit is there is.
+                    "shared": [{"level": one.level, "limits": one.limits} for one in shared],
+                }
+            )
+        )
 
     async def health(self, exchange: Exchange) -> None:
         """`GET /healthz`: 200 while at least one replica is ready, for load balancers; no key needed."""

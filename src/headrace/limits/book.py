@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from headrace.config.limits import Level, Limits, LimitType
 from headrace.limits.rate import RequestRate
-from headrace.limits.spec import Level, Limits, LimitType
 from headrace.limits.window import WINDOW_US, TokenWindow
 
 

@@ -32,6 +32,10 @@ class RequestRate:
         early_us = max(0, self._tat_us - now_us)
         return max(0, (tolerance_us - early_us) // interval_us + 1)
 
+    def reset_us(self, now_us: int) -> int:
+        """Time until a whole burst passes again."""
+        return max(0, self._tat_us - now_us)
+
     def is_idle(self, now_us: int) -> bool:
         """Whether the past no longer matters."""
         return self._tat_us <= now_us

@@ -6,7 +6,7 @@ from a scrape.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 Ticket = TypeVar("Ticket", bound=Hashable)
@@ -78,7 +78,7 @@ class ModelQueue(Generic[Ticket]):
 
     # --- requests -----------------------------------------------------------------------------------
 
-    def enter(self, ticket: Ticket) -> None:
+    def enter(self, ticket: Ticket, *, may_start: bool = True) -> None:
         """Take a place in the queue. A refusal changes nothing.
 
         Raises `NoReplica` if nobody serves or will serve the model, `QueueFull` if all places are
@@ -87,7 +87,8 @@ class ModelQueue(Generic[Ticket]):
         assert ticket not in self._waiting
         if not self._replicas and not self._expected:
             raise NoReplica
-        can_start = not self._waiting and self._pick() is not None
+        # As long as a replica has room, those who wait are those who may not start yet.
+        can_start = may_start and self._pick() is not None
         if not can_start and len(self._waiting) >= self._length_max:
             raise QueueFull(limit=self._length_max, used=len(self._waiting))
         self._waiting[ticket] = None
@@ -107,17 +108,21 @@ class ModelQueue(Generic[Ticket]):
         self._waiting.clear()
         return tickets
 
-    def dispatch(self) -> list[tuple[Ticket, str]]:
-        """Grant places to waiting requests, oldest first, each on the least loaded replica."""
-        granted: list[tuple[Ticket, str]] = []
-        while self._waiting:
+    def dispatch(self, may_start: Callable[[Ticket], bool] | None = None) -> Iterator[tuple[Ticket, str]]:
+        """Grant places to waiting requests, oldest first, each on the least loaded replica.
+
+        Requests for which `may_start` says no keep their place and let others pass. It is asked right
+        before each grant, so what the caller does with a grant counts for the next.
+        """
+        for ticket in list(self._waiting):
             replica = self._pick()
             if replica is None:
-                break
-            ticket, _ = self._waiting.popitem(last=False)
+                return
+            if may_start is not None and not may_start(ticket):
+                continue
+            del self._waiting[ticket]
             replica.running += 1
-            granted.append((ticket, replica.replica_id))
-        return granted
+            yield ticket, replica.replica_id
 
     def release(self, replica_id: str) -> None:
         """A granted request has left its replica."""

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from headrace.config.limits import UNLIMITED, Limits
 from headrace.store.errors import StoreUnavailable
 from headrace.store.sqlite import open_database
 
@@ -60,6 +61,10 @@ _SCHEMA: Final = (
     CREATE TRIGGER changes_no_delete BEFORE DELETE ON changes
         BEGIN SELECT RAISE(ABORT, 'the list of changes is append-only'); END;
     """,
+    """
+    ALTER TABLE tenants ADD COLUMN limits TEXT NOT NULL DEFAULT '{}';
+    ALTER TABLE keys ADD COLUMN limits TEXT NOT NULL DEFAULT '{}';
+    """,
 )
 
 
@@ -72,6 +77,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     created_us: int
     updated_us: int
     version: int
+    limits: Limits = UNLIMITED
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +93,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     created_us: int
     expires_us: int
     revoked_us: int | None = None
+    limits: Limits = UNLIMITED
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,22 +124,26 @@ class ControlStore:
     def tenants(self) -> list[Tenant]:
         """All tenants, by id."""
         rows = self._connection.execute(
-            "SELECT id, name, status, created_us, updated_us, version FROM tenants ORDER BY id"
+            "SELECT id, name, status, created_us, updated_us, version, limits FROM tenants ORDER BY id"
         )
-        return [
-            msgspec.convert(dict(zip(Tenant.__struct_fields__, row, strict=True)), Tenant) for row in rows
-        ]
+        found = []
+        for row in rows:
+            values = dict(zip(Tenant.__struct_fields__, row, strict=True))
+            values["limits"] = msgspec.json.decode(values["limits"])
+            found.append(msgspec.convert(values, Tenant))
+        return found
 
     def api_keys(self) -> list[Key]:
         """All keys, revoked and expired ones too, oldest first."""
         rows = self._connection.execute(
-            "SELECT jti, kind, tenant, user, name, scopes, kid, created_us, expires_us, revoked_us"
+            "SELECT jti, kind, tenant, user, name, scopes, kid, created_us, expires_us, revoked_us, limits"
             " FROM keys ORDER BY position"
         )
         found = []
         for row in rows:
             values = dict(zip(Key.__struct_fields__, row, strict=True))
             values["scopes"] = msgspec.json.decode(values["scopes"])
+            values["limits"] = msgspec.json.decode(values["limits"])
             found.append(msgspec.convert(values, Key))
         return found
 
@@ -168,19 +179,21 @@ class ControlStore:
         """Adds the tenant or replaces its row."""
         with self._transaction(change) as connection:
             connection.execute(
-                "INSERT INTO tenants VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET name=excluded.name,"
-                " status=excluded.status, updated_us=excluded.updated_us, version=excluded.version",
-                msgspec.structs.astuple(tenant),
+                "INSERT INTO tenants VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET name=excluded.name,"
+                " status=excluded.status, updated_us=excluded.updated_us, version=excluded.version,"
+                " limits=excluded.limits",
+                (*msgspec.structs.astuple(tenant)[:-1], _json(tenant.limits)),
             )
 
     def add_key(self, key: Key, change: Change) -> None:
         """Adds a key's claims."""
-        scopes = msgspec.json.encode(key.scopes).decode()
         with self._transaction(change) as connection:
             connection.execute(
-                "INSERT INTO keys (jti, kind, tenant, user, name, scopes, kid, created_us, expires_us, revoked_us)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                msgspec.structs.astuple(msgspec.structs.replace(key, scopes=scopes)),
+                "INSERT INTO keys (jti, kind, tenant, user, name, scopes, kid, created_us, expires_us, revoked_us,"
+                " limits) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                msgspec.structs.astuple(
+                    msgspec.structs.replace(key, scopes=_json(key.scopes), limits=_json(key.limits))
+                ),
             )
 
     def revoke_key(self, jti: str, change: Change) -> None:
@@ -224,3 +237,7 @@ class ControlStore:
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

@@ -162,6 +162,10 @@ class Journal:
         """All operations that have not ended, oldest first: at start, those to recover."""
         return [reservation for reservation, _ in self._open.values()]
 
+    def settled_since(self, end_ts: int) -> list[OperationRecord]:
+        """Final rows with tokens that ended after this time, oldest first: at start, what limits count."""
+        return self._file.settled_since(end_ts)
+
     async def close(self) -> None:
         """Writes what is pending, trying for up to `CLOSE_SECONDS_MAX`, and closes the file.
 

@@ -102,6 +102,10 @@ _INSERT_OPERATION: Final = (
 )
 _SELECT_OPERATION: Final = f"SELECT {_RECORD_COLUMNS} FROM operations WHERE request_id = ?"  # noqa: S608
 
+_SELECT_RECENT: Final = (
+    f"SELECT {_RECORD_COLUMNS} FROM operations WHERE end_ts > ?"  # noqa: S608
+    " AND prompt_tokens + completion_tokens > 0 ORDER BY end_ts"
+)
 _IS_SETTLED: Final = "SELECT 1 FROM operations WHERE request_id = ?"
 
 Row = tuple[Any, ...]
@@ -218,6 +222,11 @@ class LedgerFile:
             msgspec.json.decode(row[1], type=OperationRecord),
         )
 
+    def settled_since(self, end_ts: int) -> list[OperationRecord]:
+        """Final rows with tokens that ended after this time, oldest first."""
+        rows = self._connection.execute(_SELECT_RECENT, (end_ts,))
+        return [_record(row) for row in rows]
+
     def record(self, request_id: str) -> OperationRecord | None:
         """The final row of an operation, or None."""
         return find_record(self._connection, request_id)
@@ -226,8 +235,10 @@ class LedgerFile:
 def find_record(connection: sqlite3.Connection, request_id: str) -> OperationRecord | None:
     """The final row of an operation through any connection. Raises `sqlite3.Error`."""
     row = connection.execute(_SELECT_OPERATION, (request_id,)).fetchone()
-    if row is None:
-        return None
+    return None if row is None else _record(row)
+
+
+def _record(row: Row) -> OperationRecord:
     values = dict(zip(RECORD_FIELDS, row, strict=True))
     for field in ("attempt_ids", "policy_actions"):
         values[field] = _string_list_decoder.decode(values[field])

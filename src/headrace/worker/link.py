@@ -14,12 +14,15 @@ import msgspec
 
 from headrace.errors import ProtocolError
 from headrace.framing import FrameSplitter, frame
+from headrace.request.messages import Message
 from headrace.worker.messages import (
     PROTOCOL_VERSION,
     Abort,
     Accepted,
     Acknowledge,
     AttemptRecord,
+    Count,
+    Counted,
     Drain,
     FromWorker,
     Hello,
@@ -96,6 +99,8 @@ class WorkerLink(asyncio.Protocol):
         self._splitter = FrameSplitter()
         self._transport: asyncio.Transport | None = None
         self._attempts: dict[str, Attempt] = {}
+        self._counts: dict[int, asyncio.Future[int | None]] = {}
+        self._next_count = 0
         self._hello: asyncio.Future[Hello] = loop.create_future()
         self.lost = asyncio.Event()
         """Set when the connection is gone or the worker broke the protocol."""
@@ -125,6 +130,20 @@ class WorkerLink(asyncio.Protocol):
         self._attempts[submit.attempt_id] = attempt
         self._send(submit)
         return attempt
+
+    async def count(self, messages: list[Message]) -> int | None:
+        """Tokens of a prompt; None if the worker is gone or the messages make no prompt."""
+        if self.lost.is_set():
+            return None
+        self._next_count += 1
+        number = self._next_count
+        counted: asyncio.Future[int | None] = self._loop.create_future()
+        self._counts[number] = counted
+        self._send(Count(number, messages))
+        try:
+            return await counted
+        finally:
+            self._counts.pop(number, None)
 
     def abort(self, attempt: Attempt) -> None:
         """Stop an attempt. Its record still comes; without effect if it has ended."""
@@ -186,6 +205,10 @@ class WorkerLink(asyncio.Protocol):
             case Status():
                 self.status = message
                 self._heard_s = self._loop.time()
+            case Counted(number, prompt_tokens):
+                counted = self._counts.get(number)
+                if counted is not None and not counted.done():
+                    counted.set_result(prompt_tokens)
             case Hello():
                 if not self._hello.done():
                     self._hello.set_result(message)
@@ -218,6 +241,9 @@ class WorkerLink(asyncio.Protocol):
             self._hello.set_exception(error)
         for attempt in self._attempts.values():
             attempt.push(LOST)
+        for counted in self._counts.values():
+            if not counted.done():
+                counted.set_result(None)
         self.close()
 
     def _send(self, message: ToWorker) -> None:

@@ -3,7 +3,7 @@
 One connection for each gateway, many attempts at once on it. The worker sends the news of all
 sequences of a step in one frame, so that the cost of a frame is paid per step, not per token.
 
-Gateway to worker: `Submit`, `Abort`, `Acknowledge`, `Drain`.
+Gateway to worker: `Submit`, `Abort`, `Count`, `Acknowledge`, `Drain`.
 Worker to gateway: `Hello` once, then `News`: accepted or rejected attempts, pieces of text, final
 records; and `Status` at least every second.
 """
@@ -37,6 +37,19 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     """Stop this attempt at the next step. Its record still comes."""
 
     attempt_id: str
+
+
+class Count(msgspec.Struct, frozen=True, tag=True):
+    """How many tokens would this prompt be? Answered by `Counted` with the same number."""
+
+    number: int
+    messages: list[Message]
+
+
+class Counted(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    prompt_tokens: int | None
+    """None if the messages make no prompt; for one far too long, a lower bound."""
 
 
 class Acknowledge(msgspec.Struct, frozen=True, tag=True):
@@ -130,5 +143,5 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_draining: bool
 
 
-ToWorker = Submit | Abort | Acknowledge | Drain
-FromWorker = Hello | News | Status
+ToWorker = Submit | Abort | Count | Acknowledge | Drain
+FromWorker = Hello | News | Counted | Status

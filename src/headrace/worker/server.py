@@ -26,6 +26,8 @@ from headrace.worker.messages import (
     Abort,
     Accepted,
     Acknowledge,
+    Count,
+    Counted,
     Drain,
     FromWorker,
     Hello,
@@ -158,6 +160,8 @@ class WorkerServer:
             case Abort(attempt_id):
                 if self._attempts.get(attempt_id) == number:
                     self._abort(attempt_id)
+            case Count():
+                self._spawn(self._count(number, message))
             case Acknowledge(attempt_ids):
                 self._progress.acknowledged(attempt_ids)
             case Drain():
@@ -174,6 +178,15 @@ class WorkerServer:
         self._attempts[submit.attempt_id] = number
         self._tokenizing.add(submit.attempt_id)
         self._spawn(self._prepare(number, submit))
+
+    async def _count(self, number: int, count: Count) -> None:
+        outcome = await asyncio.get_running_loop().run_in_executor(
+            self._tokenizer, self._tokenize, "", count.messages
+        )
+        tokens: int | None = len(outcome) if isinstance(outcome, list) else outcome.prompt_tokens or None
+        connection = self._connections.get(number)
+        if connection is not None:
+            connection.send(Counted(count.number, tokens))
 
     async def _prepare(self, number: int, submit: Submit) -> None:
         """Tokenize, check against the context, hand over to the loop."""

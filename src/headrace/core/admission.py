@@ -1,0 +1,179 @@
+"""The limits of the core: which accounts a request falls under, and what stands in its way.
+
+The decisions are `headrace.limits`; here is where the accounts are kept. They are a projection of the
+ledger: built anew at the start from what was settled in the last minute, moved on by the same calls that
+write to the journal. An account without limits and without anything taken is not kept.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from headrace.api import refusals
+from headrace.clock import Clock
+from headrace.config.limits import UNLIMITED, Level, Limits
+from headrace.core.directory import Directory
+from headrace.errors import Refusal
+from headrace.ledger.records import OperationRecord
+from headrace.limits import book
+from headrace.limits.book import Account, Ask, Excess
+
+ACCOUNTS_MAX = 100_000
+"""When there are so many, those that hold nothing are dropped."""
+
+_REQUEST_HEADERS = (
+    b"x-ratelimit-limit: %d\r\nx-ratelimit-remaining: %d\r\n"
+    b"x-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d\r\n"
+    b"x-ratelimit-reset-requests: %dms\r\n"
+    b'ratelimit-policy: "requests";q=%d;w=1\r\nratelimit: "requests";r=%d;t=%d\r\n'
+)
+_TOKEN_HEADERS = (
+    b"x-ratelimit-limit-tokens: %d\r\nx-ratelimit-remaining-tokens: %d\r\nx-ratelimit-reset-tokens: %dms\r\n"
+)
+"""OpenAI's names; the draft of the IETF has no unit for tokens, so they stand in OpenAI's form only."""
+
+
+SHARED_LEVELS: Final = ("cluster", "model")
+"""Levels whose accounts many tenants fill together."""
+
+
+class Admission:
+    """All accounts. Belongs to the core's loop."""
+
+    def __init__(self, directory: Directory, clock: Clock, *, cluster: Limits) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._cluster = cluster
+        self._models: dict[str, Limits] = {}
+        self._accounts: dict[tuple[Level, str], Account] = {}
+
+    def set_model_limits(self, model_id: str, limits: Limits) -> None:
+        self._models[model_id] = limits
+
+    def accounts_of(self, *, tenant_id: str, api_key_id: str, model: str) -> tuple[Account, ...]:
+        """Every account a request falls under, with the limits that are in force now."""
+        tenant, key = self._directory.limits_of(tenant_id, api_key_id)
+        return (
+            self._account("cluster", "", self._cluster),
+            self._account("model", model, self._models.get(model, UNLIMITED)),
+            self._account("tenant", tenant_id, tenant),
+            self._account("key", api_key_id, key),
+        )
+
+    def excess(self, accounts: Iterable[Account], ask: Ask) -> Excess | None:
+        return book.decide(accounts, ask, self._clock.monotonic_us())
+
+    def hold(self, accounts: Iterable[Account], ask: Ask) -> None:
+        book.hold(accounts, ask, self._clock.monotonic_us())
+
+    def settle(self, accounts: Iterable[Account], *, held: int, used: int) -> None:
+        book.settle(accounts, held=held, used=used, now_us=self._clock.monotonic_us())
+
+    def room(self, accounts: Iterable[Account]) -> int | None:
+        """Tokens that fit now at every level; None if nothing limits them."""
+        return book.tightest_room(accounts, self._clock.monotonic_us())
+
+    def restore(self, records: Iterable[OperationRecord]) -> None:
+        """Count what was settled before this process began. Oldest first."""
+        now_us, wall_us = self._clock.monotonic_us(), self._clock.wall_us()
+        for record in records:
+            tokens = record.prompt_tokens + record.completion_tokens
+            settled_us = now_us - max(0, wall_us - record.end_ts)
+            for level, account_id in (
+                ("cluster", ""),
+                ("model", record.model),
+                ("tenant", record.tenant_id),
+                ("key", record.api_key_id),
+            ):
+                self._account(level, account_id, UNLIMITED).window.add(tokens, settled_us)  # type: ignore[arg-type]
+
+    def refusal(self, excess: Excess) -> Refusal:
+        """The reply to a request that does not fit."""
+        now_us = self._clock.monotonic_us()
+        wait_us = None if excess.free_at_us is None else max(0, excess.free_at_us - now_us)
+        return refusals.limit_exceeded(
+            limit_type=excess.limit_type,
+            level=excess.level,
+            limit=excess.limit,
+            # What others use of a shared limit is not this caller's business.
+            used=None if excess.level in SHARED_LEVELS else excess.used,
+            held=None if excess.level in SHARED_LEVELS else excess.held,
+            requested=excess.requested,
+            retry_after_s=None if wait_us is None else max(1, -(-wait_us // 1_000_000)),
+            reset_ts=None if wait_us is None else self._clock.wall_us() + wait_us,
+        )
+
+    def headers(self, accounts: Iterable[Account]) -> bytes:
+        """Rate-limit headers: of the level that leaves the least. Nothing where nothing is limited."""
+        now_us = self._clock.monotonic_us()
+        requests = min((room for one in accounts if (room := _request_room(one, now_us))), default=None)
+        tokens = min((room for one in accounts if (room := _token_room(one, now_us))), default=None)
+        lines = b""
+        if requests is not None:
+            remaining, limit, reset_ms = requests
+            lines += _REQUEST_HEADERS % (limit, remaining, limit, remaining, reset_ms, limit, remaining,
+                                         -(-reset_ms // 1000))  # fmt: skip
+        if tokens is not None:
+            lines += _TOKEN_HEADERS % (tokens[1], tokens[0], tokens[2])
+        return lines
+
+    def describe(self, accounts: Iterable[Account]) -> list[dict[str, object]]:
+        """What `GET /v1/limits` says of these accounts."""
+        now_us = self._clock.monotonic_us()
+        return [
+            {
+                "level": account.level,
+                "id": account.account_id or None,
+                "limits": account.limits,
+                "tokens_used_60s": account.window.used(now_us),
+                "tokens_held": account.window.held,
+                "tokens_remaining": room[0] if (room := _token_room(account, now_us)) else None,
+                "requests_remaining": room[0] if (room := _request_room(account, now_us)) else None,
+                "requests_running": account.running,
+                "streams_running": account.streams,
+                "recovers_ts": self._recovers_ts(account, now_us),
+            }
+            for account in accounts
+        ]
+
+    def _recovers_ts(self, account: Account, now_us: int) -> int | None:
+        """When the account's tokens are whole again if nothing more is used; None if they are."""
+        if not account.window.used(now_us):
+            return None
+        limit = account.limits.tpm
+        if limit is None:
+            return None
+        free_us = account.window.free_at_us(limit, limit - account.window.held, now_us)
+        return self._clock.wall_us() + max(0, free_us - now_us) if free_us else None
+
+    def _account(self, level: Level, account_id: str, limits: Limits) -> Account:
+        account = self._accounts.get((level, account_id))
+        if account is None:
+            if len(self._accounts) >= ACCOUNTS_MAX:
+                self._drop_idle()
+            account = self._accounts[(level, account_id)] = Account(level, account_id, limits)
+        account.limits = limits
+        return account
+
+    def _drop_idle(self) -> None:
+        now_us = self._clock.monotonic_us()
+        self._accounts = {
+            name: account for name, account in self._accounts.items() if not account.is_idle(now_us)
+        }
+
+
+def _request_room(account: Account, now_us: int) -> tuple[int, int, int] | None:
+    """(requests that pass now, requests per second, milliseconds until all pass again)"""
+    rps = account.limits.rps
+    if rps is None:
+        return None
+    return account.rate.remaining(rps, now_us), max(1, int(rps)), account.rate.reset_us(now_us) // 1000
+
+
+def _token_room(account: Account, now_us: int) -> tuple[int, int, int] | None:
+    """(tokens that fit now, tokens per minute, milliseconds until something is given back)"""
+    limit = account.limits.tpm
+    if limit is None:
+        return None
+    window = account.window
+    left = max(0, limit - window.used(now_us) - window.held)
+    return left, limit, max(0, window.free_at_us(limit, left + 1, now_us) - now_us) // 1000
