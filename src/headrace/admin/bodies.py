@@ -75,7 +75,8 @@ def limits_of(values: LimitValues) -> Limits:
             raise Problem(
                 400,
                 "not_supported_yet",
-                f"limits.{name} is not enforced by this version yet, so it is not accepted either",
+                f"limits.{name} is not enforced by this version yet, so it is not accepted either; "
+                f"allowed are {', '.join(Limits.__struct_fields__)}",
                 param=f"limits.{name}",
             )
         if name not in Limits.__struct_fields__:

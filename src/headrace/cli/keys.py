@@ -7,6 +7,7 @@ from urllib.parse import quote
 import click
 
 from headrace.cli.connection import Connection, connected
+from headrace.cli.limits import Limit, limit_option
 from headrace.cli.output import print_fields, print_json, print_table
 from headrace.cli.paging import every_page
 
@@ -49,6 +50,7 @@ def keys() -> None:
 @click.option("--name", help="A name for people.")
 @click.option("--scope", "scopes", multiple=True, help="A scope of the key; may be given several times.")
 @click.option("--expires-in", type=Duration(), help="Lifetime, like 3600, 12h or 30d.  [default: 90d]")
+@limit_option
 @connected
 def create(
     tenant: str,
@@ -56,6 +58,7 @@ def create(
     name: str | None,
     scopes: tuple[str, ...],
     expires_in: int | None,
+    limits: tuple[Limit, ...],
     server: Connection,
 ) -> None:
     """Create a key of TENANT. It is shown this once and kept nowhere."""
@@ -65,6 +68,7 @@ def create(
         "name": name,
         "scopes": list(scopes) or None,
         "expires_in_s": expires_in,
+        "limits": dict(limits),
     }
     issued = server.admin("POST", "/admin/v1/keys", body=body)
     if server.is_json:

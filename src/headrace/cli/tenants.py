@@ -6,6 +6,7 @@ from urllib.parse import quote
 import click
 
 from headrace.cli.connection import Connection, connected
+from headrace.cli.limits import Limit, limit_option
 from headrace.cli.output import print_fields, print_json, print_table
 from headrace.cli.paging import every_page
 
@@ -20,10 +21,12 @@ def tenants() -> None:
 @tenants.command("create")
 @click.argument("tenant")
 @click.option("--name", help="A name for people.")
+@limit_option
 @connected
-def create(tenant: str, name: str | None, server: Connection) -> None:
+def create(tenant: str, name: str | None, limits: tuple[Limit, ...], server: Connection) -> None:
     """Create TENANT: a-z, 0-9, - and _, at most 63 characters."""
-    _show(server, server.admin("POST", "/admin/v1/tenants", body={"id": tenant, "name": name}))
+    body = {"id": tenant, "name": name, "limits": dict(limits)}
+    _show(server, server.admin("POST", "/admin/v1/tenants", body=body))
 
 
 @tenants.command("list")
@@ -48,12 +51,18 @@ def show(tenant: str, server: Connection) -> None:
 @tenants.command("update")
 @click.argument("tenant")
 @click.option("--name", help="The new name; empty takes it away.")
+@limit_option
 @connected
-def update(tenant: str, name: str | None, server: Connection) -> None:
-    """Change TENANT."""
-    if name is None:
-        raise click.UsageError("nothing to change: give --name")
-    _show(server, server.admin("PATCH", _path(tenant), body={"name": name or None}))
+def update(tenant: str, name: str | None, limits: tuple[Limit, ...], server: Connection) -> None:
+    """Change TENANT. Limits that are not named stay as they are."""
+    body: dict[str, Any] = {}
+    if name is not None:
+        body["name"] = name or None
+    if limits:
+        body["limits"] = dict(limits)
+    if not body:
+        raise click.UsageError("nothing to change: give --name or --limit")
+    _show(server, server.admin("PATCH", _path(tenant), body=body))
 
 
 @tenants.command("disable")
