@@ -1,7 +1,7 @@
 """Who is calling: keys as signed policy containers. No I/O and no clock; time comes in as an argument."""
 
 from headrace.identity.claims import ADMIN_KEY, TENANT_KEY, KeyKind, KeyQuota
-from headrace.identity.redaction import redact, redact_event
+from headrace.identity.redaction import redact, redact_line
 from headrace.identity.scopes import DEFAULT_SCOPES, UnknownScope, checked_scopes
 from headrace.identity.signing import (
     PublicKeys,
@@ -31,5 +31,5 @@ __all__ = [
     "issue",
     "key_id",
     "redact",
-    "redact_event",
+    "redact_line",
 ]

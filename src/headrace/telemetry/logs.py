@@ -8,7 +8,7 @@ import sys
 
 import structlog
 
-from headrace.identity.redaction import redact_event
+from headrace.identity.redaction import redact_line
 
 
 def configure_logs(*, level: str, fmt: str, process: str) -> None:
@@ -22,8 +22,8 @@ def configure_logs(*, level: str, fmt: str, process: str) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            redact_event,
             renderer,
+            redact_line,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
