@@ -11,6 +11,7 @@ Synchronous and without rules of its own: `store.journal` decides what may be wr
 """
 
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -236,6 +237,12 @@ def find_record(connection: sqlite3.Connection, request_id: str) -> OperationRec
     """The final row of an operation through any connection. Raises `sqlite3.Error`."""
     row = connection.execute(_SELECT_OPERATION, (request_id,)).fetchone()
     return None if row is None else _record(row)
+
+
+def find_records(connection: sqlite3.Connection) -> Iterator[OperationRecord]:
+    """All final rows through any connection. Raises `sqlite3.Error`."""
+    for row in connection.execute(f"SELECT {_RECORD_COLUMNS} FROM operations"):  # noqa: S608
+        yield _record(row)
 
 
 def _record(row: Row) -> OperationRecord:
