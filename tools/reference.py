@@ -183,10 +183,10 @@ def every_refusal() -> list[Refusal]:
 _EXAMPLES: dict[str, Any] = {
     "message": "What is wrong, where, and what is allowed.",
     "model": "some-model",
-    "param": "temperature",
-    "allowed": "model, messages, …",
+    "param": "temprature",
+    "allowed": "POST",
     "method": "GET",
-    "path": "/v1/chat/completions",
+    "path": "/v1/somewhere",
     "scope": "chat:stream",
     "limit_type": "tpm",
     "level": "tenant",
@@ -233,7 +233,7 @@ def metrics_page() -> str:
     StepStats(worker, kv_bytes_per_token=1)
     lines = [
         NOTE + "# Metrics\n",
-        "Prometheus text on the ports that `serve` prints and `headrace workers` lists.\n",
+        "Prometheus text on the ports that `serve` prints and `headrace workers list --json` shows.\n",
     ]
     for title, registry in (("Gateway", gateway), ("Worker", worker)):
         lines += [f"## {title}\n", "| metric | type | labels | meaning |", "|---|---|---|---|"]

@@ -100,7 +100,8 @@ class AdminWorld:
         process.stdin.write(json.dumps(settings).encode() + b"\n")
         process.stdin.flush()
         line = process.stdout.readline()
-        return process, json.loads(line).get("port", 0)
+        self.answer: dict[str, Any] = json.loads(line)
+        return process, self.answer.get("port", 0)
 
     @staticmethod
     def stop_admin(process: "subprocess.Popen[bytes]") -> int:

@@ -119,9 +119,12 @@ def test_what_the_upstream_refuses_keeps_a_status(
 
 def test_an_upstream_that_is_not_there_is_a_503_at_once(pair: Pair) -> None:
     reply, row = pair.chat("go", model="gone")
-    assert (reply.status, reply.error["code"]) == (503, "no_healthy_worker")
+    assert (reply.status, reply.error["code"]) == (503, "upstream_error")
     assert reply.headers["retry-after"]
-    assert (row["status"], row["count_source"]) == (503, "none")
+    assert (row["status"], row["outcome"], row["count_source"]) == (503, "upstream_error", "none")
+    worker = next(one for one in pair.served.workers() if one["id"] == "gone-upstream")
+    assert worker["status"] == "down"
+    assert "cannot connect" in worker["last_error"]
 
 
 def test_a_client_that_leaves_a_stalled_stream_is_charged_for_what_came(pair: Pair) -> None:

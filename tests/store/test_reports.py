@@ -1,5 +1,6 @@
 """ME-8: reports from the ledger equal what a loop over the records says."""
 
+import contextlib
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator
@@ -68,8 +69,9 @@ FIELDS = {
 def group_of(final: OperationRecord, name: str) -> Any:
     if name in FIELDS:
         return getattr(final, FIELDS[name])
-    text = sqlite3.connect(":memory:").execute("SELECT datetime(?, 'unixepoch')", (final.end_ts // 10**6,))
-    day, hour = text.fetchone()[0].split(" ")
+    with contextlib.closing(sqlite3.connect(":memory:")) as memory:
+        text = memory.execute("SELECT datetime(?, 'unixepoch')", (final.end_ts // 10**6,)).fetchone()
+    day, hour = text[0].split(" ")
     return day if name == "day" else f"{day}T{hour[:2]}:00:00Z"
 
 

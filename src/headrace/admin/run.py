@@ -6,6 +6,7 @@ standard output, or `{"error": TEXT}` when it cannot. When standard input ends, 
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -54,7 +55,6 @@ def run_admin(settings: AdminSettings) -> int:
         listener = _listen(settings.host, settings.port)
         public_keys = {kid: decode_public_key(text) for kid, text in settings.public_keys.items()}
     except SetupError as error:
-        _log.error("admin_cannot_start", error=str(error))
         _say({"error": str(error)})
         return 2
     asyncio.run(_serve(settings, KeyVerifier(public_keys, ADMIN_KEY), listener))
@@ -117,7 +117,12 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=CONCURRENCY_MAX)
     except OSError as error:
-        raise SetupError(f"the admin API cannot listen on {host} port {port}: {error}") from error
+        reason = (
+            "is already in use by another program; stop that or choose another one (--admin-port)"
+            if error.errno == errno.EADDRINUSE
+            else f"cannot be listened on: {error.strerror}"
+        )
+        raise SetupError(f"port {port} on {host}, for the admin API, {reason}") from error
 
 
 def _watch_parent(loop: asyncio.AbstractEventLoop, server: uvicorn.Server) -> None:

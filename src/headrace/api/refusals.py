@@ -310,6 +310,12 @@ def upstream_busy() -> Refusal:
     )
 
 
+def upstream_unreachable(model: str) -> Refusal:
+    refusal = upstream_failed(f"The upstream that serves '{model}' cannot be reached.", status=503)
+    refusal.headers = (("Retry-After", "5"),)
+    return refusal
+
+
 def deadline_passed(seconds: float) -> Refusal:
     return Refusal(
         status=504,

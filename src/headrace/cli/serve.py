@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,13 @@ def _settings(config: Path | None, flags: dict[str, Any]) -> Settings:
         if flag in given:
             overrides[setting] = given.pop(flag)
     if given:
+        if config is not None and load_settings(file=config).models:
+            names = ", ".join(f"--{flag.removesuffix('_path').replace('_', '-')}" for flag in given)
+            raise SetupError(f"{names}: {config} says which models to serve; change that there")
         overrides["models"] = _models(given)
-    return load_settings(file=config, environment=os.environ, overrides=overrides)
+    return load_settings(
+        file=config, environment=os.environ, overrides=overrides, origins=_ORIGINS if given else {}
+    )
 
 
 def _models(given: dict[str, Any]) -> list[dict[str, Any]]:
@@ -82,7 +88,7 @@ def _models(given: dict[str, Any]) -> list[dict[str, Any]]:
         raise SetupError("--upstream-key-env goes with --upstream")
     path = given.get("model_path")
     model: dict[str, Any] = {
-        "id": given.get("model_id", Path(path).stem if path else BUILTIN_MODEL),
+        "id": given.get("model_id", _name_of(path) if path else BUILTIN_MODEL),
         "path": path or BUILTIN_PATH,
     }
     if "workers" in given:
@@ -91,12 +97,27 @@ def _models(given: dict[str, Any]) -> list[dict[str, Any]]:
     return [model | {"engine": engine}] if engine else [model]
 
 
+_ORIGINS = {
+    "models[0].id": "--model-id (or the name of the --model file)",
+    "models[0].upstream": "--upstream",
+    "models[0].workers": "--workers",
+    "models[0].engine.max_batch_size": "--batch-size",
+    "models[0].engine.max_context_tokens": "--context",
+    "models[0].engine.threads": "--threads",
+}
+"""Which flag a setting comes from, for messages."""
+
 _ENGINE_FLAGS = {
     "batch_size": "max_batch_size",
     "context": "max_context_tokens",
     "threads": "threads",
     "chat_template": "chat_template",
 }
+
+
+def _name_of(path: str) -> str:
+    """A model id made from a file's name: what cannot stand in one becomes a dash."""
+    return re.sub(r"[^A-Za-z0-9._:@-]+", "-", Path(path).stem).lstrip("-._:@") or "model"
 
 
 def _upstream_models(given: dict[str, Any]) -> list[dict[str, Any]]:

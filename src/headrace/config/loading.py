@@ -3,6 +3,7 @@
 A mistake is refused with the place it stands at and what is allowed; nothing is ignored.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 
 ENVIRONMENT_PREFIX: Final = "HEADRACE_"
+_UNKNOWN: Final = re.compile(r"unknown field `([^`]*)`")
 NOT_SETTINGS: Final = frozenset({"HEADRACE_ADMIN_URL", "HEADRACE_ADMIN_KEY", "HEADRACE_CONFIG"})
 """Variables with our prefix that the command line reads itself."""
 
@@ -24,24 +26,27 @@ def load_settings(
     file: Path | None = None,
     environment: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
+    origins: Mapping[str, str] | None = None,
 ) -> Settings:
     """The settings. Raises `ConfigError`.
 
     Environment: `HEADRACE_PORT=9000`; two underscores step into a section, `HEADRACE_QUEUE__LENGTH=10`.
-    Values are YAML, so numbers are numbers.
+    Values are YAML, so numbers are numbers. `origins` names where overrides came from, for messages.
     """
+    came_from = dict(origins or {})
     tree: dict[str, Any] = {} if file is None else _read(file)
     for name, value in (environment or {}).items():
         if name.startswith(ENVIRONMENT_PREFIX) and name not in NOT_SETTINGS and not _is_test(name):
             path = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+            came_from[".".join(path)] = name
             _put(tree, path, _value(name, value), where=name)
     for dotted, value in (overrides or {}).items():
+        came_from.setdefault(dotted, f"--{dotted.split('.')[-1].replace('_', '-')}")
         _put(tree, dotted.split("."), value, where=f"--{dotted.replace('_', '-')}")
     try:
         settings = msgspec.convert(tree, Settings)
     except msgspec.ValidationError as error:
-        origin = f"{file}: " if file else ""
-        raise ConfigError(f"{origin}{_explained(str(error))}") from None
+        raise ConfigError(_explained(str(error), file=file, came_from=came_from)) from None
     _check(settings)
     return settings
 
@@ -84,11 +89,22 @@ def _is_test(name: str) -> bool:
     return name.startswith("HEADRACE_TEST_")
 
 
-def _explained(text: str) -> str:
-    """msgspec's message with the place in front, in words of the file."""
+def _explained(text: str, *, file: Path | None, came_from: Mapping[str, str]) -> str:
+    """msgspec's message with the place in front, in words of whoever gave the value."""
     message, _, location = text.partition(" - at `$")
     place = location.removesuffix("`").lstrip(".")
-    return f"{place}: {message}" if place else message
+    unknown = _UNKNOWN.search(message)
+    if unknown:
+        place = f"{place}.{unknown.group(1)}".lstrip(".")
+        known = (
+            ", ".join(Settings.__struct_fields__) if "." not in place else "see docs/reference/settings.md"
+        )
+        message = f"there is no such setting; known are {known}" if "." not in place else f"unknown; {known}"
+    message = re.sub(
+        r" matching regex '.*'", " of the form that docs/reference/settings.md describes", message
+    )
+    origin = came_from.get(place) or (str(file) if file else "")
+    return ": ".join(part for part in (origin, place, message) if part)
 
 
 def _check(settings: Settings) -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import msgspec
+import structlog
 
 from headrace.api import refusals
 from headrace.api.completion import DONE
@@ -36,6 +37,9 @@ _INCLUDE_USAGE: Final = b'{"stream_options":{"include_usage":true},'
 _CLIENT_ERRORS: Final = frozenset({400, 404, 413, 415, 422})
 """Statuses that say something about the client's request; all others are the upstream's own trouble."""
 _ERROR_BYTES_MAX: Final = 64 * 1024
+
+
+_log = structlog.get_logger()
 
 
 class _Usage(msgspec.Struct):
@@ -71,6 +75,8 @@ class UpstreamReplica:
         self.client = client
         self.clock = clock
         self.upstream_model = upstream_model
+        self.last_error: str | None = None
+        """Why the last connection failed; None once one has worked again."""
         self._headers = b"content-type: application/json\r\n"
         if key is not None:
             self._headers += b"authorization: Bearer " + key.encode("ascii") + b"\r\n"
@@ -81,6 +87,15 @@ class UpstreamReplica:
 
     def start(self, task: Task) -> "UpstreamAnswer":
         return UpstreamAnswer(self, task)
+
+    def note(self, error: str | None) -> None:
+        """Remember and log when the upstream stops or begins to answer."""
+        if (error is None) != (self.last_error is None):
+            if error is None:
+                _log.info("upstream_answers_again", upstream=self.client.name)
+            else:
+                _log.warning("upstream_does_not_answer", upstream=self.client.name, error=error)
+        self.last_error = error
 
     def request_headers(self, task: Task) -> bytes:
         return self._headers + b"traceparent: " + task.traceparent.encode() + b"\r\n"
@@ -121,9 +136,11 @@ class UpstreamAnswer:
                 ),
             )
             self._response = response
+            self._replica.note(None)
             if response.status != 200:
                 raise _status_refusal(response.status, await response.read(_ERROR_BYTES_MAX))
         except UpstreamError as error:
+            self._replica.note(str(error))
             raise _translated(error, task.model) from error
 
     async def complete(self) -> bytes:
@@ -261,7 +278,7 @@ def upstream_body(body: bytes, *, is_stream: bool, model: str | None, max_tokens
 
 def _translated(error: UpstreamError | ProtocolError, model: str) -> Refusal:
     if isinstance(error, UpstreamUnreachable):
-        return refusals.no_worker(model, retry_after_s=5)
+        return refusals.upstream_unreachable(model)
     if isinstance(error, UpstreamTimedOut):
         return refusals.upstream_failed("The upstream did not answer in time.", status=504)
     return refusals.upstream_failed("The upstream broke off its answer.")

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 

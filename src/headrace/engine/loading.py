@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.config.settings import EngineSettings
+from headrace.engine.builtin import SHA256, builtin_model_path
 from headrace.engine.protocol import Engine
 from headrace.engine.stub import StubEngine
 from headrace.errors import ModelError
@@ -29,6 +30,8 @@ def load_engine(model_path: str | None, settings: EngineSettings, *, cache: Path
     from headrace.engine.llama import LlamaEngine, LlamaSettings, prepare_model
 
     prepared = prepare_model(Path(model_path), cache)
+    if Path(model_path) == builtin_model_path() and prepared.source_sha256 != SHA256:
+        raise ModelError(f"the built-in model {model_path} is damaged; 'make clean install' brings it back")
     return LlamaEngine.load(
         LlamaSettings(
             model_path=prepared.path,

@@ -48,10 +48,12 @@ class AdminProcess:
                     self.started.set_result(port)
                 await child.wait()
             except (ChildDied, SetupError, msgspec.DecodeError) as error:
-                _log.error("admin_failed", error=str(error))
-                if not self.started.done():
-                    self.started.set_exception(SetupError(f"the admin process did not start: {error}"))
+                if self._is_stopping:
                     return
+                if not self.started.done():
+                    self.started.set_exception(SetupError(str(error)))
+                    return
+                _log.error("admin_failed", error=str(error))
             if self._is_stopping:
                 return
             pause_s = RESTART_SECONDS[min(failures, len(RESTART_SECONDS) - 1)]

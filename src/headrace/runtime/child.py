@@ -85,6 +85,11 @@ class Child:
             self.kill()
             return await self.wait()
 
+    async def end(self) -> int:
+        """Make sure that it is gone."""
+        self.kill()
+        return await self.wait()
+
     def _signal(self, number: signal.Signals) -> None:
         if not self.has_ended:
             with contextlib.suppress(ProcessLookupError):

@@ -21,6 +21,9 @@ import msgspec
 
 from headrace.errors import SetupError
 
+_SOCKETS_PREFIX = "headrace-"
+_SOCKETS_FILE = "sockets"
+
 
 class RunningServer(msgspec.Struct, frozen=True, kw_only=True):
     """`server.json`: where the command line finds the server of this directory."""
@@ -48,7 +51,8 @@ class DataDirectory:
             self.path.chmod(0o700)
             self._lock = os.open(self.path / "run" / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise SetupError(f"the data directory {self.path} cannot be used: {error.strerror}") from error
+            reason = "it is not a directory" if self.path.is_file() else error.strerror
+            raise SetupError(f"the data directory {self.path} cannot be used: {reason}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -57,7 +61,9 @@ class DataDirectory:
                 f"another headrace server is running on the data directory {self.path}; "
                 "stop it or choose another one with --data"
             ) from None
-        self.sockets = Path(tempfile.mkdtemp(prefix="headrace-"))
+        self._sweep()
+        self.sockets = Path(tempfile.mkdtemp(prefix=_SOCKETS_PREFIX))
+        self._write(_SOCKETS_FILE, str(self.sockets).encode())
         return self
 
     def __exit__(
@@ -65,8 +71,21 @@ class DataDirectory:
     ) -> None:
         for name in ("server.json", "admin.key"):
             (self.path / "run" / name).unlink(missing_ok=True)
-        shutil.rmtree(self.sockets, ignore_errors=True)
+        self.remove_sockets()
         os.close(self._lock)
+
+    def remove_sockets(self) -> None:
+        shutil.rmtree(self.sockets, ignore_errors=True)
+        (self.path / "run" / _SOCKETS_FILE).unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        """Remove the sockets of a server that was killed."""
+        try:
+            left = Path((self.path / "run" / _SOCKETS_FILE).read_text())
+        except FileNotFoundError:
+            return
+        if left.name.startswith(_SOCKETS_PREFIX) and left.parent == Path(tempfile.gettempdir()):
+            shutil.rmtree(left, ignore_errors=True)
 
     def announce(self, server: RunningServer, *, admin_key: str) -> None:
         """Let the command line find this server."""

@@ -102,7 +102,7 @@ class _Server:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop_asked, number)
+            loop.add_signal_handler(number, self._stop_asked)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._close_stores)
             await self._recover()
@@ -222,13 +222,23 @@ class _Server:
 
     # --- stop ------------------------------------------------------------------------------------
 
-    def _stop_asked(self, number: int) -> None:
+    def _stop_asked(self) -> None:
         """The first signal drains, the second does not wait."""
         if self._stop.is_set():
-            _log.warning("server_stops_at_once", signal=number)
+            _log.warning("server_stops_at_once")
             self._fleet.kill()
+            self._data.remove_sockets()
             os._exit(130)
-        _log.info("server_drains", signal=number, drain_s=self._settings.drain_s)
+        running = sum(
+            model.queue.num_running + model.queue.num_waiting for model in self._core.models.values()
+        )
+        say = _log.warning if running else _log.info
+        say(
+            "server_drains",
+            requests=running,
+            at_most_s=self._settings.drain_s,
+            hint="a second signal stops at once",
+        )
         self._stop.set()
 
     async def _stop_serving(self) -> None:

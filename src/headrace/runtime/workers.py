@@ -24,6 +24,7 @@ START_ATTEMPTS_MAX = 3
 """A worker that has never been ready is given up after so many tries."""
 STABLE_SECONDS = 60.0
 """A worker that ran so long starts the row anew."""
+STOP_SECONDS = 5.0
 CHECK_SECONDS = 1.0
 HEARTBEAT_SECONDS_MAX = 15.0
 """A worker's network thread that is silent for longer is taken for dead."""
@@ -148,8 +149,8 @@ class Worker:
             self._replica = None
             self._ready = None
             self._ready_ts = None
-            child.kill()
-            status = await child.wait()
+            # A worker that was told to stop ends by itself, right after its connection.
+            status = await child.stop(STOP_SECONDS) if self._is_stopping else await child.end()
             self._core.remove_replica(self._model.id, replica_id, successor_id=self._successor(is_final))
             self._hand_in(link)
             _log.info("worker_ended", worker=self.worker_id, pid=child.pid, status=status)

@@ -53,8 +53,12 @@ def open_read_only(path: Path, *, timeout_s: float = 1.0) -> sqlite3.Connection:
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=timeout_s, check_same_thread=False
         )
+    except sqlite3.Error as error:
+        raise SetupError(f"cannot read {path}: {error}") from error
+    try:
         connection.execute("PRAGMA query_only=ON")
     except sqlite3.Error as error:
+        connection.close()
         raise SetupError(f"cannot read {path}: {error}") from error
     return connection
 

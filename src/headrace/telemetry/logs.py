@@ -14,7 +14,9 @@ from headrace.identity.redaction import redact_line
 def configure_logs(*, level: str, fmt: str, process: str) -> None:
     """Set up structlog for this process. Call once, before anything is logged."""
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if fmt == "console" else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        if fmt == "console"
+        else structlog.processors.JSONRenderer()
     )
     structlog.configure(
         processors=[

@@ -84,7 +84,6 @@ def run_worker(orders: WorkerOrders) -> int:
         _warm_up(engine)
         warm_us = clock.monotonic_us()
     except (SetupError, EngineFault) as error:
-        _log.error("worker_failed_to_start", kind=type(error).__name__, error=str(error))
         _say(Failed(kind=type(error).__name__, message=str(error), is_final=isinstance(error, SetupError)))
         return 2
     _log.info(

@@ -66,7 +66,12 @@ def test_a_shortage_says_what_is_needed_what_is_there_and_what_to_lower() -> Non
     with pytest.raises(MemoryShortage) as caught:
         memory.check_fits(Path("big.gguf"), demand, 4 * GIB)
     text = str(caught.value)
-    for words in ("6144 MiB", "KV cache 3072", "only 4096 MiB", "sequences, context_tokens or batch_tokens"):
+    for words in (
+        "6144 MiB",
+        "KV cache 3072",
+        "only 4096 MiB",
+        "max_batch_size (--batch-size), max_context_tokens (--context) or max_batch_tokens",
+    ):
         assert words in text
 
 

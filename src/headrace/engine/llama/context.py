@@ -31,7 +31,7 @@ class LlamaContext:
             raise MemoryShortage(
                 f"llama.cpp could not set up {settings.sequences} sequences of {settings.context_tokens} "
                 f"tokens: {library.log.text() or 'no reason given'}. "
-                "Lower sequences, context_tokens or batch_tokens."
+                "Lower max_batch_size (--batch-size), max_context_tokens (--context) or max_batch_tokens."
             )
         library.log.clear()
         self._memory = library.api.llama_get_memory(self._handle)

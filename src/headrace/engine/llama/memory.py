@@ -106,7 +106,7 @@ def check_fits(path: Path, demand: Demand, available: int) -> None:
         f"The model {path.name} needs about {_mib(demand.total)} MiB with these settings "
         f"(weights {_mib(demand.weights)}, KV cache {_mib(demand.kv)}, computing {_mib(demand.compute)}), "
         f"but only {_mib(available)} MiB are available. "
-        "Lower sequences, context_tokens or batch_tokens, or use a smaller model."
+        "Lower max_batch_size (--batch-size), max_context_tokens (--context) or max_batch_tokens, or use a smaller model."
     )
 
 
