@@ -10,9 +10,9 @@ from headrace.errors import ConfigError, SetupError
 
 
 def test_an_environment_variable_is_named() -> None:
-    with pytest.raises(ConfigError, match="HEADRACE_PORTT: portt: there is no such setting; known are data"):
+    with pytest.raises(ConfigError, match=r"HEADRACE_PORTT: portt: there is no such setting; known are data"):
         load_settings(environment={"HEADRACE_PORTT": "3"})
-    with pytest.raises(ConfigError, match="HEADRACE_QUEUE__LENGTH: queue.length: Expected `int`"):
+    with pytest.raises(ConfigError, match=r"HEADRACE_QUEUE__LENGTH: queue.length: Expected `int`"):
         load_settings(environment={"HEADRACE_QUEUE__LENGTH": "abc"})
 
 
@@ -31,7 +31,7 @@ def test_a_blank_in_a_files_name_is_no_trouble() -> None:
 def test_flags_do_not_silently_replace_the_models_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("models: [{id: a, path: builtin}]\n")
-    with pytest.raises(SetupError, match="--context: .* says which models to serve"):
+    with pytest.raises(SetupError, match=r"--context: .* says which models to serve"):
         _settings(file, {"context": 512})
     assert _settings(file, {"port": 1}).models[0].id == "a"
     file.write_text("port: 5\n")

@@ -29,6 +29,8 @@ class CoreMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._tenants: set[str] = set()
+        self._counters: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
+        self._histograms: dict[tuple[Histogram, str], Histogram] = {}
         self.registry = registry
         self._operations = Counter(
             "headrace_operations",
@@ -89,7 +91,7 @@ class CoreMetrics:
             Gauge(name, WATCHED[name], registry=self.registry).set_function(read)
 
     def replied(self, route: str, status: int) -> None:
-        self._replies.labels(route, str(status)).inc()
+        self._count(self._replies, route, str(status)).inc()
 
     def unauthenticated(self, reason: str) -> None:
         self._unauthenticated.labels(reason).inc()
@@ -97,7 +99,7 @@ class CoreMetrics:
     def settled(self, record: OperationRecord) -> None:
         """Count a final record."""
         model = record.model
-        self._operations.labels(model, record.outcome).inc()
+        self._count(self._operations, model, record.outcome).inc()
         if record.prompt_tokens or record.completion_tokens:
             tenant = self._tenant_label(record.tenant_id)
             for kind, tokens in (
@@ -105,16 +107,29 @@ class CoreMetrics:
                 ("cached", record.prompt_tokens_cached),
                 ("completion", record.completion_tokens),
             ):
-                self._tokens.labels(model, kind).inc(tokens)
-                self._tenant_tokens.labels(tenant, kind).inc(tokens)
+                if tokens:
+                    self._count(self._tokens, model, kind).inc(tokens)
+                    self._count(self._tenant_tokens, tenant, kind).inc(tokens)
+        entered = record.queue_enter_ts
         if record.start_ts is not None:
-            self._queue_wait.labels(model).observe(max(0, record.start_ts - record.queue_enter_ts) / 1e6)
+            self._time(self._queue_wait, model).observe(max(0, record.start_ts - entered) / 1e6)
         if record.first_token_ts is not None:
-            self._first_token.labels(model).observe(
-                max(0, record.first_token_ts - record.queue_enter_ts) / 1e6
-            )
+            self._time(self._first_token, model).observe(max(0, record.first_token_ts - entered) / 1e6)
         if record.outcome == "completed":
-            self._latency.labels(model).observe(record.latency_us / 1e6)
+            self._time(self._latency, model).observe(record.latency_us / 1e6)
+
+    def _count(self, counter: Counter, *labels: str) -> Counter:
+        """The counter of these labels, kept: `labels()` checks and locks anew at every call."""
+        child = self._counters.get((counter, labels))
+        if child is None:
+            child = self._counters[counter, labels] = counter.labels(*labels)
+        return child
+
+    def _time(self, histogram: Histogram, model: str) -> Histogram:
+        child = self._histograms.get((histogram, model))
+        if child is None:
+            child = self._histograms[histogram, model] = histogram.labels(model)
+        return child
 
     def _tenant_label(self, tenant_id: str) -> str:
         if tenant_id in self._tenants:

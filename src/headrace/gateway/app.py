@@ -18,6 +18,7 @@ from headrace.gateway.identify import Identifier
 from headrace.gateway.reads import Reads
 from headrace.http import HttpRequest, Responder
 from headrace.identity import Identity
+from headrace.telemetry.request_log import RequestLog
 
 Route = Callable[[Exchange, Identity], Awaitable[None]]
 
@@ -29,10 +30,13 @@ _log = structlog.get_logger()
 class Gateway:
     """Answers HTTP requests. `handle` is the handler of `headrace.http.HttpServer`."""
 
-    def __init__(self, core: Core, identifier: Identifier, settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self, core: Core, identifier: Identifier, settings: Settings, clock: Clock, log: RequestLog
+    ) -> None:
         self._core = core
         self._identifier = identifier
         self._clock = clock
+        self._request_log = log
         self._reads = Reads(core)
         chat = ChatCompletions(core, settings, clock)
         # Exact paths first, then prefixes: {path: {method: handler}}.
@@ -62,7 +66,7 @@ class Gateway:
         finally:
             self._core.metrics.replied(exchange.route, exchange.status)
             if exchange.route != HEALTH:  # probes would drown everything else
-                _log.info("request", **exchange.log_fields(self._clock.monotonic_us()))
+                self._request_log.write(exchange.log_fields(self._clock.monotonic_us()))
 
     def render_refusal(self, status: int, code: str, message: str) -> tuple[bytes, bytes]:
         """(headers, body) of what the HTTP layer refuses before a request exists."""

@@ -13,7 +13,7 @@ _JWT = re.compile(r"eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*(?:\.[A-Za-z0-9_\-]*)?
 
 def redact(text: str) -> str:
     """The text with everything that looks like a key replaced by `[redacted]`."""
-    if "_" in text:
+    if "hr_" in text.lower():
         text = _KEY.sub(r"\1[redacted]", text)
     if "eyJ" in text:
         text = _JWT.sub("[redacted]", text)

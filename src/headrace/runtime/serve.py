@@ -34,6 +34,7 @@ from headrace.runtime.fleet import Fleet
 from headrace.runtime.workers import PROGRESS_SUFFIX
 from headrace.store.journal import Journal
 from headrace.telemetry.process import add_process_metrics
+from headrace.telemetry.request_log import RequestLog
 from headrace.worker.progress import read_records
 
 DEFAULT_TENANT = "default"
@@ -91,7 +92,10 @@ class _Server:
         )
         verifier = KeyVerifier(self._directory.keyring.public_keys, TENANT_KEY)
         identifier = Identifier(verifier, self._directory, self._clock, self._metrics)
-        gateway = Gateway(self._core, identifier, settings, self._clock)
+        request_log = RequestLog(
+            self._clock, level=settings.log.level, fmt=settings.log.format, process="gateway"
+        )
+        gateway = Gateway(self._core, identifier, settings, self._clock, request_log)
         self._http = HttpServer(
             gateway.handle, render_refusal=gateway.render_refusal, on_error=gateway.on_error
         )
