@@ -20,7 +20,6 @@ STOP_STRINGS_MAX: Final = 16
 STOP_STRING_BYTES_MAX: Final = 512
 USER_BYTES_MAX: Final = 256
 MODEL_NAME_BYTES_MAX: Final = 256
-JSON_DEPTH_MAX: Final = 64
 MAX_TOKENS_MAX: Final = 1_000_000_000
 """Larger values of `max_tokens` are refused as nonsense; smaller ones are clamped to the context."""
 
@@ -71,6 +70,9 @@ QUEUE_SECONDS_DEFAULT: Final = 120.0
 # --- the ledger -------------------------------------------------------------------------------------
 LEDGER_SECONDS_MAX: Final = 5.0
 """A reservation that cannot be written within this time refuses its request."""
+
+SETTLE_SECONDS_MAX: Final = 10.0
+"""A reply that ends in an error waits so long for its final record to be written."""
 
 # --- worker protocol ----------------------------------------------------------------------------
 FRAME_BYTES_MAX: Final = 16 * MIB

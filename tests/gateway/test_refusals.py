@@ -53,6 +53,8 @@ def body(**fields: Any) -> dict[str, Any]:
         (body(response_format={"type": "json_object"}), 400, "unsupported_field", "response_format"),
         (body(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
          400, "unsupported_field", "messages[0].content[0].type"),
+        (b'{"model": "stub", "messages": [{"role": "user", "content": "x"}], "n": 1e400}', 400, "invalid_value", "n"),
+        (body(user="a\x00b"), 400, "invalid_value", "user"),
         (body(model="gpt-7"), 404, "model_not_found", "model"),
         (body(messages=[{"role": "user", "content": "word " * 4000}]), 400, "context_length_exceeded", "messages"),
     ],

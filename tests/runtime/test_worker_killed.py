@@ -1,6 +1,7 @@
 """`kill -9` of a worker under load: clear errors, exact rows, and service again in seconds."""
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +78,48 @@ def test_a_hung_engine_is_killed_and_its_requests_are_settled(tmp_path: Path) ->
         assert (reply.status, reply.error["code"]) == (502, "worker_lost")
         until(lambda: worker_pid(served))
         assert served.num_open() == 0
+
+
+def test_a_server_stopped_beside_a_hung_worker_settles_from_its_file(tmp_path: Path) -> None:
+    model = {"id": "slow", "engine": {"max_batch_size": 4, "max_context_tokens": 512, "stub": SLOW}}
+    with platform(tmp_path / "data", models=[model], drain_s=0.5) as served:
+        chats = [served.open_chat(max_tokens=390, stream=True) for _ in range(2)]
+        for chat in chats:
+            for _ in range(20):
+                assert chat.response.readline()
+        pid = worker_pid(served)
+        assert pid
+        os.kill(pid, signal.SIGSTOP)
+        assert served.stop(signal.SIGTERM, seconds=40) == 0
+        for chat in chats:
+            chat.close()
+        rows = served.rows()
+        assert [(row["outcome"], row["count_source"]) for row in rows] == [("shutdown", "progress_file")] * 2
+        assert all(row["completion_tokens"] >= 8 for row in rows)
+        assert served.num_open() == 0
+
+
+def test_a_worker_comes_back_after_somebody_cleaned_up_its_directory(served: Platform) -> None:
+    shutil.rmtree(served.data / "progress")
+    pid = worker_pid(served)
+    assert pid
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: worker_pid(served) not in (None, pid))
+    assert served.chat(max_tokens=2).status == 200
+
+
+def test_a_worker_that_hangs_while_it_starts_is_replaced(tmp_path: Path) -> None:
+    model = {"id": "slow", "engine": {"max_batch_size": 4, "max_context_tokens": 512, "stub": SLOW}}
+    with platform(tmp_path / "data", models=[model], worker_start_timeout_s=3) as served:
+        first = worker_pid(served)
+        assert first
+        os.kill(first, signal.SIGKILL)
+        second = until(
+            lambda: next((one["pid"] for one in served.workers() if one["pid"] not in (None, first)), None)
+        )
+        os.kill(second, signal.SIGSTOP)
+        until(lambda: worker_pid(served) not in (None, first, second), seconds=30)
+        assert served.chat(max_tokens=2).status == 200
 
 
 def test_an_engine_that_faults_again_and_again_makes_way_for_a_new_process(tmp_path: Path) -> None:

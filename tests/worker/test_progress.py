@@ -1,11 +1,12 @@
 """The progress file loses no count, wherever it is cut off."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from headrace.worker.messages import AttemptRecord
-from headrace.worker.progress import ProgressFile, read_records
+from headrace.worker.progress import ProgressFile, is_released, read_records
 
 
 def record(attempt_id: str, completion_tokens: int) -> AttemptRecord:
@@ -88,3 +89,35 @@ def test_a_second_worker_never_writes_into_the_file_of_the_first(tmp_path: Path)
     ProgressFile(tmp_path / "p")
     with pytest.raises(FileExistsError):
         ProgressFile(tmp_path / "p")
+
+
+def test_the_file_is_locked_while_its_writer_lives_also_after_a_rewrite(tmp_path: Path) -> None:
+    progress = ProgressFile(tmp_path / "p", bytes_max=300)
+    assert not is_released(tmp_path / "p")
+    for number in range(20):
+        progress.started(f"a{number}", tenant_id="t", prompt_tokens=5, wall_us=1)
+        progress.finished(record(f"a{number}", 1))
+        progress.acknowledged([f"a{number}"])
+    assert not is_released(tmp_path / "p")
+    progress.close()
+    assert is_released(tmp_path / "p")
+    assert is_released(tmp_path / "never there")
+
+
+def test_a_short_write_is_finished_and_a_failed_one_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress = ProgressFile(tmp_path / "p")
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: real(file, data[:3]))
+    progress.started("a", tenant_id="t", prompt_tokens=5, wall_us=1)
+    progress.advanced([("a", 5, 2)], wall_us=2)
+    monkeypatch.undo()
+    assert read_records(tmp_path / "p")[0].completion_tokens == 2
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        progress.advanced([("a", 5, 3)], wall_us=3)

@@ -76,3 +76,11 @@ def test_a_template_cannot_reach_out_of_its_sandbox() -> None:
     nosy = PromptBuilder(StubVocabulary(), template="{{ messages.__class__.__mro__ }}")
     with pytest.raises(PromptError):
         nosy.build([Message("user", "x")])
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ 'a' + 1 }}", "{{ range(1000000) }}", "{{ 1 / 0 }}", "{{ messages[7].x.y }}"]
+)
+def test_whatever_a_template_raises_is_an_answer(template: str) -> None:
+    with pytest.raises(PromptError):
+        PromptBuilder(StubVocabulary(), template=template).build([Message("user", "x")])

@@ -195,7 +195,7 @@ def decode(body: bytes) -> ChatCall:
         top_k=raw.top_k,
         seed=raw.seed,
         stop=_stop_strings(raw.stop),
-        user=raw.user or None,
+        user=_user(raw.user),
     )
 
 
@@ -222,7 +222,10 @@ def _refuse_unserved(raw: _Body) -> None:
         value = getattr(raw, name)
         if value is msgspec.UNSET:
             continue
-        plain = msgspec.json.decode(value)
+        try:
+            plain = msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise refusals.invalid_value(name, f"'{name}' is not a usable JSON value: {error}.") from None
         neutral = NEUTRAL.get(name, ())
         if plain is None or any(_is_same(plain, allowed) for allowed in neutral):
             continue
@@ -272,6 +275,16 @@ def _part_text(where: str, position: int, part: _TextPart) -> str:
     if not isinstance(part.text, str):
         raise refusals.invalid_value(f"{here}.text", "A text part needs 'text'.")
     return part.text
+
+
+def _user(user: str | None) -> str | None:
+    if not user:
+        return None
+    if not user.isprintable() or len(user.encode("utf-8", "replace")) > bounds.USER_BYTES_MAX:
+        raise refusals.invalid_value(
+            "user", f"'user' may be {bounds.USER_BYTES_MAX} bytes long and has no control characters."
+        )
+    return user
 
 
 def _usage_wanted(raw: _Body) -> bool:

@@ -173,5 +173,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long a stopping server waits for running requests."""
     worker_step_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3_600)] = 120.0
     """A worker whose engine is stuck in one step for longer is killed and started anew."""
+    worker_start_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 300.0
+    """A worker that is not ready after so long is killed and started anew. Large models need longer to load."""
     ledger: LedgerSettings = LedgerSettings()
     log: LogSettings = LogSettings()

@@ -277,12 +277,16 @@ class Core:
         """Whether a request that is cancelled now was most likely cut by the end of the drain."""
         return self.is_stopping and self.clock.monotonic_us() >= self._cut_us
 
-    async def stop(self) -> None:
+    async def settle_open(self, *, seconds: float) -> None:
         """Wait for operations that are still being closed. Call after the gateway has drained."""
         for operation in list(self._open):
             operation.refuse(refusals.shutting_down())
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=10)
+            await asyncio.wait(self._tasks, timeout=seconds)
+
+    async def stop(self) -> None:
+        """Wait once more, after the workers are gone, and close whatever is left."""
+        await self.settle_open(seconds=10)
         for operation in list(self._open):
             _log.error("operation_left_open", request_id=operation.request_id)
             self.settle(operation, SHUTDOWN, NOTHING)

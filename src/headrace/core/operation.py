@@ -99,8 +99,9 @@ class Operation:
             self._close(SHUTDOWN if self._core.is_cutting else CLIENT_CLOSED)
             return
         closing = self._close(_ending(error))
-        # The record is durable before the client hears of the end; a client that leaves now changes nothing.
-        await asyncio.shield(closing)
+        # The record is durable before the client hears of the end, unless the worker or the disk takes too
+        # long: then the core closes on its own. A client that leaves now changes nothing.
+        await asyncio.wait((closing,), timeout=bounds.SETTLE_SECONDS_MAX)
 
     async def granted(self, timeout_s: float | None = None) -> bool:
         """Wait for a place on a replica; False if none was free in time. Raises `Refusal`."""

@@ -33,7 +33,7 @@ _PATH: Final = "/chat/completions"
 _NO_CHOICES: Final = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _HAS_CONTENT: Final = re.compile(rb'"content"\s*:\s*"[^"]')
 _ERROR: Final = re.compile(rb'^data:\s*\{\s*"error"\s*:')
-_INCLUDE_USAGE: Final = b'{"stream_options":{"include_usage":true},'
+_INCLUDE_USAGE: Final = b',"stream_options":{"include_usage":true}}'
 _CLIENT_ERRORS: Final = frozenset({400, 404, 413, 415, 422})
 """Statuses that say something about the client's request; all others are the upstream's own trouble."""
 _ERROR_BYTES_MAX: Final = 64 * 1024
@@ -255,14 +255,12 @@ class UpstreamAnswer:
 def upstream_body(body: bytes, *, is_stream: bool, model: str | None, max_tokens: int | None) -> bytes:
     """The request as the upstream gets it: usage asked for, its own name of the model, OpenAI's names only.
 
-    Nearly always a few bytes put in front; the body is taken apart only where a value has to change.
+    Nearly always a few bytes put behind; there, because of a name that stands twice every reader takes the
+    last. The body is taken apart where a value has to change, or where a name might be hidden by escapes.
     """
-    has_options = b'"stream_options"' in body
-    is_changed = model is not None or max_tokens is not None or b'"max_new_tokens"' in body
-    if not is_changed and not (is_stream and has_options):
-        if not is_stream:
-            return body
-        return _INCLUDE_USAGE + body.lstrip()[1:]
+    is_changed = model is not None or max_tokens is not None or b'"max_new_tokens"' in body or b"\\u" in body
+    if not is_changed and not (is_stream and b'"stream_options"' in body):
+        return body.rstrip()[:-1] + _INCLUDE_USAGE if is_stream else body
     content = msgspec.json.decode(body)
     if model is not None:
         content["model"] = model

@@ -168,7 +168,7 @@ class ChatCompletions:
             request_id=exchange.request_id,
             tenant_id=identity.tenant,
             api_key_id=identity.jti,
-            user_id=call.user or identity.user,
+            user_id=identity.user or call.user,  # a key bound to a user speaks for no other
             model=call.model,
             mode="stream" if call.is_stream else "complete",
             prompt_tokens_estimated=prompt_tokens,

@@ -69,12 +69,13 @@ class DataDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for name in ("server.json", "admin.key"):
-            (self.path / "run" / name).unlink(missing_ok=True)
-        self.remove_sockets()
+        self.remove_traces()
         os.close(self._lock)
 
-    def remove_sockets(self) -> None:
+    def remove_traces(self) -> None:
+        """What only a running server has."""
+        for name in ("server.json", "admin.key"):
+            (self.path / "run" / name).unlink(missing_ok=True)
         shutil.rmtree(self.sockets, ignore_errors=True)
         (self.path / "run" / _SOCKETS_FILE).unlink(missing_ok=True)
 

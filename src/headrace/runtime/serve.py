@@ -35,12 +35,16 @@ from headrace.runtime.workers import PROGRESS_SUFFIX
 from headrace.store.journal import Journal
 from headrace.telemetry.process import add_process_metrics
 from headrace.telemetry.request_log import RequestLog
-from headrace.worker.progress import read_records
+from headrace.worker.progress import is_released, read_records
 
 DEFAULT_TENANT = "default"
 BOOTSTRAP_KEY_SECONDS = 30 * 86_400
 """Life of the keys that a start prints. Keys for applications are made with `headrace keys create`."""
 ACTOR = "serve"
+SETTLE_SECONDS = 5.0
+"""After the drain, for records that are on their way."""
+ORPHAN_SECONDS_MAX = 15.0
+"""How long a start waits for a worker of an earlier life to end."""
 
 _log = structlog.get_logger()
 
@@ -132,6 +136,14 @@ class _Server:
     async def _recover(self) -> None:
         """Close what an earlier life left open."""
         files = self._data.progress_files(PROGRESS_SUFFIX)
+        # A worker that was orphaned ends its attempts first; its file says what it really generated.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ORPHAN_SECONDS_MAX):
+                while not all(map(is_released, files)):  # noqa: ASYNC110 - another process lets go
+                    await asyncio.sleep(0.02)
+        for file in files:
+            if not is_released(file):
+                _log.error("orphaned_worker_still_runs", progress=file.name)
         await self._core.recover(record for file in files for record in read_records(file))
         for file in files:
             file.unlink()
@@ -231,7 +243,7 @@ class _Server:
         if self._stop.is_set():
             _log.warning("server_stops_at_once")
             self._fleet.kill()
-            self._data.remove_sockets()
+            self._data.remove_traces()
             os._exit(130)
         running = sum(
             model.queue.num_running + model.queue.num_waiting for model in self._core.models.values()
@@ -250,14 +262,17 @@ class _Server:
         cancelled = await self._http.drain(self._settings.drain_s)
         if cancelled:
             _log.warning("requests_cut", count=cancelled)
-        await self._core.stop()
+        await self._core.settle_open(seconds=SETTLE_SECONDS)
+        # What a worker still holds is settled from its progress file once it is gone, so workers first.
         await self._fleet.stop()
+        await self._core.stop()
 
     async def _close_stores(self) -> None:
         await self._journal.close()
         self._directory.close()
-        for file in self._data.progress_files(PROGRESS_SUFFIX):
-            file.unlink()
+        if not self._journal.open_reservations():
+            for file in self._data.progress_files(PROGRESS_SUFFIX):
+                file.unlink()
 
     def _watch_server(self) -> None:
         http, journal, models = self._http, self._journal, self._core.models

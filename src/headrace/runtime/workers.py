@@ -24,6 +24,7 @@ START_ATTEMPTS_MAX = 3
 """A worker that has never been ready is given up after so many tries."""
 STABLE_SECONDS = 60.0
 """A worker that ran so long starts the row anew."""
+HELLO_SECONDS_MAX = 10.0
 STOP_SECONDS = 5.0
 CHECK_SECONDS = 1.0
 HEARTBEAT_SECONDS_MAX = 15.0
@@ -129,6 +130,7 @@ class Worker:
     async def _live(self) -> bool:
         """One process from start to end. True if there is no use in starting another."""
         self._life += 1
+        self._progress(self._life).parent.mkdir(exist_ok=True)  # somebody may have cleaned up
         replica_id = self._replica_id(self._life)
         child = self._child = await Child.start(
             "worker", msgspec.json.encode(self._orders()), environment=PROCESS_ENVIRONMENT
@@ -143,6 +145,8 @@ class Worker:
             self._last_error = str(failure)
             if not self.started.done():
                 self.started.set_exception(SetupError(f"worker {self.worker_id}: {failure}"))
+        except TimeoutError:
+            self._last_error = "the process hung while it was starting"
         except (ChildDied, OSError, ProtocolError, msgspec.DecodeError) as error:
             self._last_error = str(error)
         finally:
@@ -159,12 +163,14 @@ class Worker:
         return is_final
 
     async def _connect(self, child: Child, replica_id: str) -> WorkerLink:
-        answer = _answer(await child.answer())
+        async with asyncio.timeout(self._settings.worker_start_timeout_s):
+            answer = _answer(await child.answer())
         if isinstance(answer, Failed):
             if answer.is_final:
                 raise _FailedForGood(answer.message)
             raise ProtocolError(answer.message)
-        link, hello = await WorkerLink.connect(self._socket())
+        async with asyncio.timeout(HELLO_SECONDS_MAX):
+            link, hello = await WorkerLink.connect(self._socket())
         self._replica = EmbeddedReplica(
             replica_id=replica_id, worker_id=self.worker_id, link=link, hello=hello
         )

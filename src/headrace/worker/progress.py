@@ -8,6 +8,7 @@ Format: entries of a 4-byte length, a 4-byte CRC-32 and that many bytes of Messa
 entry is ignored: nothing that depends on it has been sent.
 """
 
+import fcntl
 import os
 import struct
 import threading
@@ -72,6 +73,7 @@ class ProgressFile:
         self._next_number = 0
         self._size = 0
         self._file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def started(self, attempt_id: str, *, tenant_id: str, prompt_tokens: int, wall_us: int) -> None:
         with self._lock:
@@ -117,7 +119,7 @@ class ProgressFile:
 
     def _append(self, entries: list[_Entry]) -> None:
         data = b"".join(map(_pack, entries))
-        os.write(self._file, data)
+        _write_all(self._file, data)
         self._size += len(data)
         if self._size > self._bytes_max:
             self._rewrite()
@@ -131,13 +133,32 @@ class ProgressFile:
         data = b"".join(map(_pack, entries))
         fresh = self._path.with_suffix(".new")
         file = os.open(fresh, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND, 0o600)
-        os.write(file, data)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        _write_all(file, data)
         fresh.rename(self._path)
         os.close(self._file)
         self._file = file
         self._size = len(data)
         # With many records unacknowledged the file may stay large; rewriting at every step would not help.
         self._bytes_max = max(self._bytes_max, 2 * self._size)
+
+
+def _write_all(file: int, data: bytes) -> None:
+    """All of it or an `OSError`, after which the process has to end: entries behind a torn one are lost."""
+    while data:
+        data = data[os.write(file, data) :]
+
+
+def is_released(path: Path) -> bool:
+    """Whether the process that wrote this file has ended, or there never was one."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _pack(entry: _Entry) -> bytes:

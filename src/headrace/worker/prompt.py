@@ -86,7 +86,7 @@ class PromptBuilder:
                 eos_token=self._vocabulary.eos_text,
                 tools=None,
             )
-        except jinja2.TemplateError as error:
+        except Exception as error:  # noqa: BLE001 - a template is a foreign program and may raise anything
             raise PromptError(f"The model's chat template refuses these messages: {error}") from None
 
 

@@ -231,6 +231,11 @@ class WorkerServer:
             tokens = self._prompts.build(messages)
         except PromptError as error:
             return Rejected(attempt_id, "invalid_prompt", str(error))
+        except Exception:  # noqa: BLE001 - whatever it was: an attempt without an answer would hang for ever
+            _log.exception("prompt_failed", attempt_id=attempt_id)
+            return Rejected(
+                attempt_id, "invalid_prompt", "The worker could not make a prompt of these messages."
+            )
         if not tokens:
             return Rejected(attempt_id, "invalid_prompt", "The messages make an empty prompt.")
         if len(tokens) >= context:
