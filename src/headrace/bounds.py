@@ -25,28 +25,34 @@ MAX_TOKENS_MAX: Final = 1_000_000_000
 
 # --- how long a client may take --------------------------------------------------------------
 HEADER_SECONDS_MAX: Final = 10.0
-"""From the first byte of a request to the end of its headers."""
+"""From the first byte of a request to the end of its headers; also from connecting to the first byte."""
 BODY_SECONDS_MAX: Final = 30.0
 """From the end of the headers to the end of the body, plus one second per `BODY_RATE_MIN` bytes."""
 BODY_RATE_MIN: Final = 64 * KIB
 KEEP_ALIVE_SECONDS: Final = 75.0
 WRITE_STALL_SECONDS_MAX: Final = 60.0
-"""A client that takes nothing for so long while bytes wait for it is disconnected."""
+WRITE_STALL_BYTES_MIN: Final = 16 * KIB
+"""A client that takes less than this in `WRITE_STALL_SECONDS_MAX` while bytes wait for it is disconnected."""
 
 # --- connections and buffers ------------------------------------------------------------------
 CONNECTIONS_MAX: Final = 4096
 WRITE_BUFFER_HIGH: Final = 64 * KIB
 WRITE_BUFFER_LOW: Final = 16 * KIB
 PIPELINED_BYTES_MAX: Final = 64 * KIB
-"""Bytes read ahead while a request is being answered; then reading stops."""
+"""Bytes read ahead while a request is being answered. A client that sends more is still read, so that its
+leaving is noticed, but what it sends is thrown away and its connection closed after the running reply."""
+BODIES_BYTES_MAX: Final = 256 * MIB
+"""Bytes of request bodies not yet complete, over all connections together. Whoever crosses it gets a 503."""
 PARSE_BYTES_PER_STEP: Final = 4 * KIB
 """Most bytes of a socket read parsed before looking whether a request is ready: bounds what pipelining
 turns into objects."""
 LINGER_BYTES_MAX: Final = 16 * MIB
 LINGER_SECONDS_MAX: Final = 5.0
-"""After a refusal, what a client still sends is thrown away up to these, so that it sees the answer."""
+"""After a refusal, what a client still sends is thrown away up to these, so that it sees the answer. The
+bytes also bound what is thrown away behind a running request."""
 CONNECTIONS_SURPLUS_MAX: Final = 64
-"""Connections above `CONNECTIONS_MAX` that are told so (503); further ones are cut at once."""
+"""Connections above `CONNECTIONS_MAX`, where no idle one can be closed to make room, that are told so (503);
+further ones are cut at once."""
 CANCEL_SECONDS_MAX: Final = 5.0
 """How long a cancelled request handler may clean up during shutdown before its connection is cut."""
 
@@ -58,10 +64,6 @@ RELAY_BYTES_PER_TURN: Final = 32 * KIB
 UPSTREAM_HEADER_BYTES_MAX: Final = 64 * KIB
 UPSTREAM_REPLY_BYTES_MAX: Final = 16 * MIB
 SSE_EVENT_BYTES_MAX: Final = 1 * MIB
-
-# --- reservations -------------------------------------------------------------------------------
-RESERVED_TOKENS_DEFAULT: Final = 4096
-"""Reserved for the answer where neither the client nor the model says how long it may be."""
 
 # --- the queue ----------------------------------------------------------------------------------
 QUEUE_LENGTH_DEFAULT: Final = 256
@@ -90,6 +92,7 @@ VERIFIED_KEYS_MAX: Final = 10_000
 
 assert WRITE_BUFFER_LOW < WRITE_BUFFER_HIGH
 assert KEY_BYTES_MAX < HEADER_BYTES_MAX
+assert BODY_BYTES_MAX <= BODIES_BYTES_MAX, "one body alone has to be possible"
 assert REQUEST_LINE_BYTES_MAX <= HEADER_BYTES_MAX
 assert PARSE_BYTES_PER_STEP <= HEADER_BYTES_MAX
 assert LINGER_BYTES_MAX > BODY_BYTES_MAX, "a body refused for its size has to fit into the linger"

@@ -160,6 +160,19 @@ def test_a_body_of_ten_megabytes_is_refused_before_it_is_read(served: Platform) 
     assert b"x-request-id: req_" in answer
 
 
+def test_a_stranger_is_refused_before_its_body_is_read(served: Platform) -> None:
+    address = urlsplit(served.url)
+    with socket.create_connection((address.hostname, address.port), timeout=20) as client:
+        client.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: 1000000\r\n\r\n"
+        )
+        answer = client.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert b'"invalid_api_key"' in answer
+    assert b"x-request-id: req_" in answer
+
+
 def test_health_needs_no_key(served: Platform) -> None:
     assert served.request("GET", "/healthz", key=None).json == {"status": "ok"}
 

@@ -6,7 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Self
 
-from headrace.http import Handler, HttpLimits, HttpRequest, HttpServer, Responder
+from headrace.http import CheckHead, Handler, HttpLimits, HttpRequest, HttpServer, Responder
 
 FAST = HttpLimits(
     header_seconds_max=0.1,
@@ -47,11 +47,19 @@ class Errors:
 
 @contextlib.asynccontextmanager
 async def serving(
-    handler: Handler = echo, *, limits: HttpLimits | None = None, on_error: Errors | None = None
+    handler: Handler = echo,
+    *,
+    limits: HttpLimits | None = None,
+    on_error: Errors | None = None,
+    check_head: CheckHead | None = None,
 ) -> AsyncIterator[HttpServer]:
     """A server on a free port, drained at the end."""
     server = HttpServer(
-        handler, render_refusal=render_refusal, on_error=on_error or Errors(), limits=limits or HttpLimits()
+        handler,
+        render_refusal=render_refusal,
+        on_error=on_error or Errors(),
+        check_head=check_head,
+        limits=limits or HttpLimits(),
     )
     await server.start("127.0.0.1", 0)
     try:

@@ -1,6 +1,7 @@
 """The parser alone: what is understood, what is refused, and that splitting changes nothing."""
 
 import itertools
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -117,6 +118,7 @@ REFUSED = {
     "header never ends": (b"GET / HTTP/1.1\r\nx: " + b"a" * 60_000, 431),
     "blank lines never end": (b"\r\n" * 30_000, 431),
     "too many headers": (get(extra=b"".join(b"x%d: a\r\n" % n for n in range(101))), 431),
+    "too many headers of one name": (get(extra=b"x:\r\n" * 5000), 431),
     "body too large": (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4194305\r\n\r\n", 413),
     "chunks too large": (CHUNKED + b"400001\r\n" + b"a" * 0x400001, 413),
     "mostly chunk framing": (CHUNKED + b"1;%b\r\na\r\n" % (b"x" * 100_000), 400),
@@ -223,6 +225,21 @@ def test_headers_up_to_the_bound_are_taken() -> None:
         data = get(extra=b"x: " + b"a" * size + b"\r\n")
         assert parse([data], limits)[1] == status
         assert parse([data[i : i + 1] for i in range(len(data))], limits)[1] == status
+
+
+def test_a_body_in_tiny_chunks_takes_about_its_size() -> None:
+    parser = RequestParser(HttpLimits(), "")
+    parser.feed(CHUNKED)
+    tracemalloc.start()
+    try:
+        for _ in range(100):
+            parser.feed(b"2\r\nab\r\n" * 2500)
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size < 1_000_000
+    parser.feed(b"0\r\n\r\n")
+    assert parser.ready[0].body == b"ab" * 250_000
 
 
 MESSAGES = st.lists(

@@ -9,7 +9,7 @@ import ssl
 import pytest
 
 from headrace.errors import SetupError
-from headrace.http import HandlerFault, HttpLimits, HttpRequest, HttpServer, Responder
+from headrace.http import HandlerFault, HttpLimits, HttpRequest, HttpServer, RefusalReply, Responder
 from tests.http.http_harness import (
     FAST,
     Errors,
@@ -260,12 +260,104 @@ async def test_read_ahead_is_bounded() -> None:
     async with serving(hanging) as server, connected(server.port) as client:
         await client.send(get())
         await hanging.begun.wait()
+        (connection,) = server._connections
         client.writer.write(get() * 400_000)
+        await eventually(lambda: server.bytes_received > 10_000_000)  # read, or a departure stays unseen
+        assert len(connection._backlog) <= HttpLimits().pipelined_bytes_max
+        client.reset()
+        async with asyncio.timeout(2):
+            await hanging.cancelled.wait()
+
+
+async def test_what_is_thrown_away_behind_a_request_is_bounded() -> None:
+    hanging = Hanging()
+    limits = HttpLimits(linger_bytes_max=1_000_000)
+    async with serving(hanging, limits=limits) as server, connected(server.port) as client:
+        with pytest.raises(ConnectionError):
+            await client.send(get())
+            for _ in range(1000):
+                await client.send(get() * 4000)
+        await eventually(lambda: server.num_connections_open == 0)
+        assert hanging.cancelled.is_set()
+
+
+async def test_too_much_read_ahead_makes_the_running_reply_the_last() -> None:
+    release = asyncio.Event()
+
+    async def handler(request: HttpRequest, responder: Responder) -> None:
+        await release.wait()
+        responder.send(200, b"", b"x" * 100)
+
+    async with serving(handler) as server, connected(server.port) as client:
+        await client.send(get())
+        await eventually(lambda: server.num_requests == 1)
+        await client.send(get() * 10_000)
+        await eventually(lambda: server.bytes_received == 10_001 * len(get()))
+        release.set()
+        status, headers, _ = await client.read_reply()
+        assert (status, headers[b"connection"]) == (200, b"close")
+        assert await client.read_to_end() == b""
+        assert server.num_requests == 1
+
+
+async def test_pipelining_without_reading_begins_no_more_requests() -> None:
+    async def large(request: HttpRequest, responder: Responder) -> None:
+        responder.send(200, b"", b"x" * 30_000)
+
+    async with serving(large) as server, connected(server.port, receive_buffer=4096) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await client.send(get() * 2000)
         before = -1
-        while before != server.bytes_received:
-            before = server.bytes_received
-            await asyncio.sleep(0.05)
-        assert server.bytes_received < 600_000
+        while before != server.num_requests:
+            before = server.num_requests
+            await asyncio.sleep(0.1)
+        assert server.num_requests < 500  # what the kernel takes; all of them would be 60 MB
+        (connection,) = server._connections
+        assert connection._transport.get_write_buffer_size() <= HttpLimits().write_buffer_high + 31_000
+        assert not connection._transport.is_reading()
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        for _ in range(2000):
+            assert len((await client.read_reply())[2]) == 30_000
+        await client.send(get())
+        assert (await client.read_reply())[0] == 200
+
+
+@pytest.mark.parametrize("is_trickling", [False, True])
+async def test_pipelining_without_reading_is_cut(is_trickling: bool) -> None:
+    async def large(request: HttpRequest, responder: Responder) -> None:
+        responder.send(200, b"", b"x" * 30_000)
+
+    limits = dataclasses.replace(FAST, write_stall_bytes_min=100_000_000)
+    async with serving(large, limits=limits) as server, connected(server.port, receive_buffer=4096) as client:
+        transport = client.writer.transport
+        transport.pause_reading()  # type: ignore[attr-defined]
+        await client.send(get() * 2000)
+        await eventually(lambda: any(connection._is_held for connection in server._connections))
+        if is_trickling:
+            transport.resume_reading()  # type: ignore[attr-defined]
+            with contextlib.suppress(ConnectionError):
+                while await client.reader.read(100):
+                    await asyncio.sleep(0.001)
+        await eventually(lambda: server.num_connections_open == 0)
+        assert server.num_requests < 2000
+
+
+async def test_drain_closes_a_connection_that_is_held() -> None:
+    async def large(request: HttpRequest, responder: Responder) -> None:
+        responder.send(200, b"", b"x" * 30_000)
+
+    async with serving(large) as server, connected(server.port, receive_buffer=4096) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await client.send(get() * 2000)
+        await eventually(lambda: any(connection._is_held for connection in server._connections))
+        draining = asyncio.create_task(server.drain(5))
+        await asyncio.sleep(0.02)
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        data = await client.read_to_end()
+        assert data.count(b"HTTP/1.1 200") == server.num_requests
+        assert data.endswith(b"x" * 30_000)
+        client.close()
+        await draining
 
 
 # --- refusals --------------------------------------------------------------------------------
@@ -317,6 +409,73 @@ async def test_a_client_with_10_mb_in_flight_sees_the_413(is_chunked: bool) -> N
     assert b"body_too_large" in reply
 
 
+async def test_bodies_of_all_connections_are_bounded_together() -> None:
+    limits = HttpLimits(body_bytes_max=100_000, bodies_bytes_max=150_000)
+    async with serving(limits=limits) as server, connected(server.port) as one:
+        data = post(b"a" * 100_000)
+        await one.send(data[:-1])
+        await eventually(lambda: server.body_budget.bytes_held == 99_999)
+        async with connected(server.port) as two:
+            await two.send(data)
+            status, headers, body = await two.read_reply()
+            assert (status, headers[b"connection"]) == (503, b"close")
+            assert b"too_many_bodies" in body
+            assert server.body_budget.bytes_held == 99_999
+        await one.send(data[-1:])
+        assert (await one.read_reply())[0] == 200
+        assert server.body_budget.bytes_held == 0
+        await one.send(data[:-1])
+        await eventually(lambda: server.body_budget.bytes_held == 99_999)
+        one.reset()
+        await eventually(lambda: server.body_budget.bytes_held == 0)
+
+
+async def test_a_body_that_took_too_long_is_let_go() -> None:
+    async with serving(limits=FAST) as server, connected(server.port) as client:
+        await client.send(post(b"a" * 1000)[:-1])
+        assert (await client.read_reply())[0] == 408
+        assert server.body_budget.bytes_held == 0
+
+
+def no_key(request: HttpRequest) -> RefusalReply | None:
+    assert request.body == b""
+    if b"authorization" in request.headers:
+        return None
+    return 401, [(b"www-authenticate", b"Bearer")], b"no key for %b" % request.path.encode()
+
+
+async def test_check_head_refuses_before_the_body() -> None:
+    async with serving(check_head=no_key) as server, connected(server.port) as client:
+        good = post(b"abc", extra=b"authorization: a\r\n")
+        await client.send(good)
+        assert (await client.read_reply())[2] == b"POST /x? abc"
+        await client.send(good + post(b"a" * 1_000_000, path=b"/y", extra=b"expect: 100-continue\r\n"))
+        assert (await client.read_reply())[0] == 200
+        status, headers, body = await client.read_reply()
+        assert (status, body) == (401, b"no key for /y")
+        assert headers[b"www-authenticate"] == b"Bearer"
+        assert headers[b"connection"] == b"close"
+        assert server.body_budget.bytes_held == 0
+        assert await client.read_to_end() == b""
+        assert (server.num_requests, server.num_refusals) == (2, 1)
+
+
+@pytest.mark.parametrize("reply", [None, (401, [(b"x", b"a\r\nb")], b"")])
+async def test_a_faulty_check_head_is_a_500(reply: RefusalReply | None) -> None:
+    def faulty(request: HttpRequest) -> RefusalReply:
+        if reply is None:
+            raise KeyError("boom")
+        return reply
+
+    seen: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context["exception"]))
+    async with serving(check_head=faulty) as server:
+        status, _, body = await exchange(server.port, post(b"abc"))
+        assert status == 500
+        assert b"internal_error" in body
+    assert len(seen) == 1
+
+
 async def test_linger_is_bounded_in_bytes() -> None:
     limits = HttpLimits(linger_bytes_max=1_000_000)
     async with serving(limits=limits) as server, connected(server.port) as client:
@@ -341,6 +500,8 @@ async def test_too_many_connections() -> None:
             for client in (one, two):
                 await client.send(get())
                 assert (await client.read_reply())[0] == 200
+                await client.send(b"GET")  # a request begun: this one is not closed to make room
+            await eventually(lambda: not server.idle)
             async with connected(server.port) as three:
                 await three.send(get())
                 status, _, body = await three.read_reply()
@@ -352,6 +513,42 @@ async def test_too_many_connections() -> None:
                         await four.read_reply()
         await eventually(lambda: server.num_connections_open == 0)
         assert (await exchange(server.port, get()))[0] == 200
+
+
+async def test_the_longest_idle_connection_makes_room() -> None:
+    limits = HttpLimits(connections_max=3, connections_surplus_max=1)
+    async with (
+        serving(limits=limits) as server,
+        connected(server.port) as one,
+        connected(server.port) as silent,
+        connected(server.port) as begun,
+    ):
+        await begun.send(b"GET")
+        await one.send(get())
+        assert (await one.read_reply())[0] == 200  # idle from now on, so later than `silent`
+        await eventually(lambda: len(server.idle) == 2)
+        for _ in range(2):
+            assert (await exchange(server.port, get()))[0] == 200
+            assert await silent.read_to_end() == b""
+        await one.send(get())
+        assert (await one.read_reply())[0] == 200
+        await begun.send(get()[3:])
+        assert (await begun.read_reply())[0] == 200
+        assert server.num_refusals == 0
+
+
+async def test_a_connection_that_never_sends_is_closed_early() -> None:
+    limits = dataclasses.replace(FAST, keep_alive_seconds=60)
+    async with (
+        serving(limits=limits) as server,
+        connected(server.port) as used,
+        connected(server.port) as new,
+    ):
+        await used.send(get())
+        assert (await used.read_reply())[0] == 200
+        assert await new.read_to_end() == b""
+        await used.send(get())
+        assert (await used.read_reply())[0] == 200
 
 
 # --- time ------------------------------------------------------------------------------------

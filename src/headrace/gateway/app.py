@@ -68,6 +68,30 @@ class Gateway:
             if exchange.route != HEALTH:  # probes would drown everything else
                 self._request_log.write(exchange.log_fields(self._clock.monotonic_us()))
 
+    def check_head(self, request: HttpRequest) -> tuple[int, bytes, bytes] | None:
+        """Refuse a request without a valid key before its body is read: strangers cost no memory."""
+        headers = request.headers
+        if request.path == HEALTH or not (b"content-length" in headers or b"transfer-encoding" in headers):
+            return None
+        try:
+            self._identifier.identify(request)
+        except Refusal as refusal:
+            route, _ = self._find(request.path)
+            hex_id, trace_id = new_hex_id(self._clock), secrets.token_hex(16)
+            self._core.metrics.replied(route, refusal.status)
+            self._request_log.write(
+                {
+                    "request_id": f"req_{hex_id}",
+                    "trace_id": trace_id,
+                    "method": request.method,
+                    "route": route,
+                    "status": refusal.status,
+                    "client": request.client_address,
+                }
+            )
+            return refusal.status, ids(hex_id, trace_id) + refusal_headers(refusal), refusals.body(refusal)
+        return None
+
     def render_refusal(self, status: int, code: str, message: str) -> tuple[bytes, bytes]:
         """(headers, body) of what the HTTP layer refuses before a request exists."""
         self._core.metrics.replied("http", status)

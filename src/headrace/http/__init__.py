@@ -17,10 +17,11 @@ from headrace.http.errors import (
 from headrace.http.limits import HttpLimits
 from headrace.http.message import Headers, HttpRequest
 from headrace.http.responder import Responder
-from headrace.http.server import Handler, HttpServer, OnError, RenderRefusal
+from headrace.http.server import CheckHead, Handler, HttpServer, OnError, RefusalReply, RenderRefusal
 from headrace.http.sse import SseSplitter, data_of
 
 __all__ = [
+    "CheckHead",
     "ClientResponse",
     "Drain",
     "Handler",
@@ -31,6 +32,7 @@ __all__ = [
     "HttpRequest",
     "HttpServer",
     "OnError",
+    "RefusalReply",
     "RenderRefusal",
     "RequestRefused",
     "Responder",

@@ -2,8 +2,14 @@
 
     reading ── request ready ──▶ busy ── handler done, keep-alive ──▶ reading (or the next one read ahead)
     reading ── refusal ──▶ lingering: answer sent, input thrown away ──▶ closed
+    busy ── handler done, client behind ──▶ held: nothing read or begun ── client keeps up ──▶ reading
     busy ── handler done, close ──▶ closed
     any ── client gone ──▶ handler cancelled (unless its reply is complete) ──▶ closed
+
+While a request runs the socket is always read, because that is how a client's leaving is noticed. Up to
+`pipelined_bytes_max` are kept; a client that sends more behind a running request has crossed a bound: the
+rest is thrown away (after `linger_bytes_max` the connection is cut), and because requests are lost then,
+the running reply is the last one.
 
 There is no timer here: the server's sweep calls `check` once per tick, and a phase that has not moved
 since an earlier tick is held against its limit.
@@ -13,7 +19,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, cast
 
 from headrace.http import request_parser
-from headrace.http.errors import HandlerFault, RequestRefused
+from headrace.http.errors import HandlerFault, HeadRefused, RequestRefused
 from headrace.http.message import STATUS_LINES, HttpRequest, render_headers
 from headrace.http.request_parser import RequestParser
 from headrace.http.responder import Responder, wait_for
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
 
 _BUSY: Final = 3
 _LINGERING: Final = 4
+_HELD: Final = 5
 
 
 class ServerConnection(asyncio.Protocol):
@@ -38,13 +45,14 @@ class ServerConnection(asyncio.Protocol):
         self._has_begun = False
         self._is_cancelled = False
         self._responder: Responder | None = None
-        self._backlog: list[bytes] = []
-        self._backlog_bytes = 0
+        self._backlog = bytearray()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._drain_waiters: list[asyncio.Future[None]] = []
         self._is_write_paused = False
         self._is_lingering = False
+        self._is_held = False
+        self._is_overrun = False
         self._is_surplus = False
         self._linger_bytes = 0
         self.num_requests = 0
@@ -65,22 +73,28 @@ class ServerConnection(asyncio.Protocol):
         limits = self._limits
         self._transport.set_write_buffer_limits(high=limits.write_buffer_high, low=limits.write_buffer_low)
         peer = transport.get_extra_info("peername")
-        self._parser = RequestParser(limits, peer[0] if isinstance(peer, tuple) else "")
-        surplus = self._server.admit(self)
+        server = self._server
+        self._parser = RequestParser(
+            limits,
+            peer[0] if isinstance(peer, tuple) else "",
+            budget=server.body_budget,
+            check_head=server.head_check,
+        )
+        surplus = server.admit(self)
         self._is_surplus = surplus > 0
+        if surplus <= 0:
+            server.idle[self] = None
         if surplus > limits.connections_surplus_max:
             self.abort()
-        elif self._server.is_draining:  # accepted in the very turn in which listening ended
+        elif server.is_draining:  # accepted in the very turn in which listening ended
             self._close()
 
     def data_received(self, data: bytes) -> None:
         self.bytes_received += len(data)
-        if self._task is not None:
+        if self._task is not None or self._is_held:
             self._keep_for_later(data)
         elif self._is_lingering:
-            self._linger_bytes += len(data)
-            if self._linger_bytes > self._limits.linger_bytes_max:
-                self.abort()
+            self._throw_away(data)
         elif not self.is_gone:
             self._feed(data)
 
@@ -102,6 +116,15 @@ class ServerConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._is_write_paused = False
         self._wake_drain_waiters()
+        if self._is_held:
+            self._is_held = False
+            if self.is_gone:
+                return
+            self._transport.resume_reading()
+            if self.is_last_reply:
+                self._close_after_reply()
+            else:
+                self._go_on()
 
     # --- reading and running handlers -------------------------------------------------------------
 
@@ -110,6 +133,7 @@ class ServerConnection(asyncio.Protocol):
             self._refuse(RequestRefused(503, "too_many_connections", "Too many connections are open."))
             return
         parser = self._parser
+        self._server.idle.pop(self, None)
         rest = parser.feed(data)
         if rest:
             self._keep_for_later(rest)
@@ -123,10 +147,17 @@ class ServerConnection(asyncio.Protocol):
                 self.write_now(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _keep_for_later(self, data: bytes) -> None:
-        self._backlog.append(data)
-        self._backlog_bytes += len(data)
-        if self._backlog_bytes >= self._limits.pipelined_bytes_max:
-            self._transport.pause_reading()
+        if not self._is_overrun and len(self._backlog) + len(data) <= self._limits.pipelined_bytes_max:
+            self._backlog += data
+        else:
+            self._is_overrun = True
+            self._backlog.clear()
+            self._throw_away(data)
+
+    def _throw_away(self, data: bytes) -> None:
+        self._linger_bytes += len(data)
+        if self._linger_bytes > self._limits.linger_bytes_max:
+            self.abort()
 
     def _start_next(self) -> None:
         request = self._parser.ready.popleft()
@@ -161,10 +192,16 @@ class ServerConnection(asyncio.Protocol):
             pass  # closing; `connection_lost` will come
         elif not responder.is_complete:
             self.abort()
-        elif not responder.is_keep_alive or self.is_draining:
+        elif not responder.is_keep_alive or self.is_last_reply:
             self._close_after_reply()
         else:
-            self._go_on()
+            if self.is_behind:
+                self.flush()
+            if self._is_write_paused:  # the next reply has to wait until this one is taken
+                self._is_held = True
+                self._transport.pause_reading()
+            else:
+                self._go_on()
 
     def _go_on(self) -> None:
         """Take the next request read ahead, or wait for one."""
@@ -174,11 +211,11 @@ class ServerConnection(asyncio.Protocol):
         elif parser.refusal is not None:
             self._refuse(parser.refusal)
         elif self._backlog or parser.wants_continue:
-            data = b"".join(self._backlog)
+            data = bytes(self._backlog)
             self._backlog.clear()
-            self._backlog_bytes = 0
-            self._transport.resume_reading()
             self._feed(data)
+        elif parser.phase == request_parser.IDLE:
+            self._server.idle[self] = None
 
     def _client_gone(self) -> None:
         self.is_gone = True
@@ -209,8 +246,14 @@ class ServerConnection(asyncio.Protocol):
         return self._server.date_line
 
     @property
-    def is_draining(self) -> bool:
-        return self._server.is_draining
+    def is_last_reply(self) -> bool:
+        """Whether the connection is closed after the running reply, whatever the client asks for."""
+        return self._is_overrun or self._server.is_draining
+
+    @property
+    def has_output(self) -> bool:
+        """Whether bytes wait for the client."""
+        return bool(self._pending) or self._transport.get_write_buffer_size() > 0
 
     @property
     def is_behind(self) -> bool:
@@ -275,32 +318,43 @@ class ServerConnection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """Close a connection that has no request, begun or running."""
-        if self._task is None and self._parser.phase == request_parser.IDLE and not self._is_lingering:
+        if self._phase() == request_parser.IDLE:
             self._close()
+        elif self._is_held:
+            self._is_held = False
+            self._close_after_reply()
 
     def _close(self) -> None:
+        self._server.idle.pop(self, None)
         self.flush()
         self.is_gone = True
         self._transport.close()
 
     def _close_after_reply(self) -> None:
-        if self._backlog:  # closing with unread input resets the connection and may destroy the reply
+        # Closing with unread input resets the connection and may destroy the reply.
+        if self._backlog or self._is_overrun:
             self._linger()
         else:
             self._close()
 
     def _refuse(self, refusal: RequestRefused) -> None:
-        headers, body = self._server.render_refusal(refusal.status, refusal.code, refusal.message)
+        if isinstance(refusal, HeadRefused):
+            headers, body = refusal.headers, refusal.body
+        else:
+            rendered, body = self._server.render_refusal(refusal.status, refusal.code, refusal.message)
+            headers = render_headers(rendered)
         self._server.count_refusal()
+        self._parser.drop_body()
         self.write_now(
             b"%b%b%bcontent-length: %d\r\nconnection: close\r\n\r\n%b"
-            % (STATUS_LINES[refusal.status], self.date_line, render_headers(headers), len(body), body)
+            % (STATUS_LINES[refusal.status], self.date_line, headers, len(body), body)
         )
         self._linger()
 
     def _linger(self) -> None:
         """Keep reading and throwing away, so that the client sees the answer instead of a reset."""
         self.flush()
+        self._server.idle.pop(self, None)
         self._is_lingering = True
         self._backlog.clear()
         if self._transport.can_write_eof():
@@ -329,20 +383,27 @@ class ServerConnection(asyncio.Protocol):
             if age_s > limits.body_seconds_max + self._parser.body_bytes / limits.body_rate_min:
                 self._refuse(RequestRefused(408, "request_timeout", "The body took too long."))
         elif phase == request_parser.IDLE:
-            if age_s > (limits.header_seconds_max if self._is_surplus else limits.keep_alive_seconds):
+            is_new = not self.bytes_received
+            if age_s > (limits.header_seconds_max if is_new else limits.keep_alive_seconds):
                 self._close()
-        elif phase == _LINGERING and age_s > limits.linger_seconds_max:
-            self.abort()
+        elif phase == _LINGERING:
+            if self.has_output:
+                self._phase_since = now_s  # an answer still being taken; `_check_write_stall` bounds that
+            elif age_s > limits.linger_seconds_max:
+                self.abort()
 
     def _phase(self) -> int:
         if self._is_lingering:
             return _LINGERING
+        if self._is_held:
+            return _HELD
         return _BUSY if self._task is not None else self._parser.phase
 
     def _check_write_stall(self, now_s: float) -> None:
+        """A client has to take `write_stall_bytes_min` in each `write_stall_seconds_max`, or everything."""
         waiting = self._transport.get_write_buffer_size()
         taken = self.bytes_sent - waiting
-        if not waiting or taken != self._taken_seen:
+        if not waiting or taken - self._taken_seen >= self._limits.write_stall_bytes_min:
             self._taken_seen = taken
             self._taken_since = now_s
         elif now_s - self._taken_since > self._limits.write_stall_seconds_max:

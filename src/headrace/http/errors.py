@@ -2,6 +2,7 @@
 
 HeadraceError
 ├── RequestRefused        a request was refused below the handler; carries status, code and text
+│   └── HeadRefused           the owner's `check_head` refused it; carries the reply itself
 ├── HandlerFault          a handler ended without a reply: our bug, answered like any other error
 └── UpstreamError         a model server could not be used
     ├── UpstreamUnreachable   no connection (refused, no such host, TLS failed)
@@ -20,6 +21,15 @@ class RequestRefused(HeadraceError):
         self.status = status
         self.code = code
         self.message = message
+
+
+class HeadRefused(RequestRefused):
+    """The server's owner refused a request by its headers. `headers` is a ready block of header lines."""
+
+    def __init__(self, status: int, headers: bytes, body: bytes) -> None:
+        super().__init__(status, "head_refused", "refused by its headers")
+        self.headers = headers
+        self.body = body
 
 
 class HandlerFault(HeadraceError):

@@ -18,11 +18,13 @@ class HttpLimits:
     body_rate_min: int = bounds.BODY_RATE_MIN
     keep_alive_seconds: float = bounds.KEEP_ALIVE_SECONDS
     write_stall_seconds_max: float = bounds.WRITE_STALL_SECONDS_MAX
+    write_stall_bytes_min: int = bounds.WRITE_STALL_BYTES_MIN
     connections_max: int = bounds.CONNECTIONS_MAX
     connections_surplus_max: int = bounds.CONNECTIONS_SURPLUS_MAX
     write_buffer_high: int = bounds.WRITE_BUFFER_HIGH
     write_buffer_low: int = bounds.WRITE_BUFFER_LOW
     pipelined_bytes_max: int = bounds.PIPELINED_BYTES_MAX
+    bodies_bytes_max: int = bounds.BODIES_BYTES_MAX
     linger_bytes_max: int = bounds.LINGER_BYTES_MAX
     linger_seconds_max: float = bounds.LINGER_SECONDS_MAX
     cancel_seconds_max: float = bounds.CANCEL_SECONDS_MAX

@@ -9,6 +9,7 @@ sizes. Added here: sizes, versions, Host, other doubled headers, any transfer co
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import httptools
@@ -38,8 +39,21 @@ _FRAMING_BYTES_MIN: Final = 64 * bounds.KIB
 _FRAMING_PER_BODY_BYTE: Final = 8
 
 
+class BodyBudget:
+    """The bytes of incomplete bodies that all parsers of one server hold together."""
+
+    __slots__ = ("bytes_held", "bytes_max")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes_held = 0
+
+
 class RequestParser:
     """One per connection. `feed` bytes, take requests from `ready`, look at `refusal`.
+
+    `check_head` sees every request when its headers are complete, with the body still empty, and raises
+    RequestRefused where the body shall not be read. Parsers with the same `budget` share its bound.
 
     `refusal` belongs after everything in `ready`. `wants_continue`: a client waits for `100 Continue`
     before it sends the body of the request being parsed; whoever sends it clears the flag.
@@ -47,9 +61,13 @@ class RequestParser:
 
     __slots__ = (
         "_body",
+        "_budget",
+        "_check_head",
         "_client_address",
         "_expect",
+        "_first_part",
         "_head_bytes",
+        "_header_count",
         "_headers",
         "_is_http_1_0",
         "_is_keep_alive",
@@ -57,10 +75,8 @@ class RequestParser:
         "_is_replaying",
         "_is_upgrade",
         "_limits",
-        "_method",
         "_parser",
-        "_path",
-        "_query",
+        "_request",
         "_url",
         "_wire_bytes",
         "body_bytes",
@@ -70,8 +86,17 @@ class RequestParser:
         "wants_continue",
     )
 
-    def __init__(self, limits: HttpLimits, client_address: str) -> None:
+    def __init__(
+        self,
+        limits: HttpLimits,
+        client_address: str,
+        *,
+        budget: BodyBudget | None = None,
+        check_head: Callable[[HttpRequest], None] | None = None,
+    ) -> None:
         self._limits = limits
+        self._budget = budget or BodyBudget(limits.bodies_bytes_max)
+        self._check_head = check_head
         self._client_address = client_address
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self.ready: deque[HttpRequest] = deque()
@@ -82,11 +107,11 @@ class RequestParser:
         self._head_bytes = 0
         self._wire_bytes = 0
         self._url = b""
-        self._method = ""
-        self._path = ""
-        self._query = b""
+        self._request: HttpRequest | None = None
         self._headers: dict[bytes, bytes] = {}
-        self._body: list[bytes] = []
+        self._header_count = 0
+        self._first_part = b""
+        self._body: bytearray | None = None
         self._expect = 0
         self._is_http_1_0 = False
         self._is_keep_alive = True
@@ -117,6 +142,14 @@ class RequestParser:
         """Break the reference cycle with the C parser, so that no garbage collection is needed."""
         self._parser = None
         self._is_last = True
+        self.drop_body()
+
+    def drop_body(self) -> None:
+        """Let go of an incomplete body: the request was refused or its client is gone."""
+        self._budget.bytes_held -= self.body_bytes
+        self.body_bytes = 0
+        self._first_part = b""
+        self._body = None
 
     def _feed_step(self, data: bytes | memoryview) -> None:
         if self._is_last or self.refusal is not None:
@@ -132,11 +165,13 @@ class RequestParser:
         except httptools.HttpParserError as error:
             if not self._is_last:
                 self.refusal = _refusal_of(error)
+                self.drop_body()
             return
         if self.phase == BODY:
             framing = self._wire_bytes - self.body_bytes
             if framing > _FRAMING_BYTES_MIN + _FRAMING_PER_BODY_BYTE * self.body_bytes:
                 self.refusal = RequestRefused(400, "malformed_request", "The body is mostly chunk framing.")
+                self.drop_body()
         elif self.phase == HEAD or not self.ready:
             self.phase = HEAD  # also where only a part of the method has come
             self._head_bytes += size
@@ -175,6 +210,9 @@ class RequestParser:
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.phase == BODY:
             return  # trailers are allowed and not used; `_feed_step` bounds them
+        self._header_count += 1
+        if self._header_count > self._limits.header_count_max:
+            raise self._headers_too_large()
         name = name.lower()
         value = value.rstrip()
         headers = self._headers
@@ -200,19 +238,17 @@ class RequestParser:
             self._is_http_1_0 = True
         else:
             raise _version_not_supported()
-        if len(headers) > self._limits.header_count_max:
-            raise self._headers_too_large()
         if self._wire_bytes > self._limits.header_bytes_max:
             size = sum(len(name) + len(value) + 4 for name, value in headers.items())
             if size > self._limits.header_bytes_max:
                 raise self._headers_too_large()
         self._is_keep_alive = parser.should_keep_alive()
-        self._method = parser.get_method().decode("ascii")
+        method = parser.get_method().decode("ascii")
         if parser.should_upgrade():
-            if self._method == "CONNECT":
+            if method == "CONNECT":
                 raise RequestRefused(400, "malformed_request", "CONNECT is for proxies; this is none.")
             self._is_upgrade = True
-        self._path, self._query = parse_target(self._url)
+        path, query = parse_target(self._url)
         self._wire_bytes = 0
         self.phase = BODY
         length = headers.get(b"content-length")
@@ -224,35 +260,46 @@ class RequestParser:
             self._check_transfer_encoding()
         if b"expect" in headers:
             self._check_expect()
+        self._request = request = HttpRequest(
+            method, path, query, headers, b"", self._client_address, self._is_keep_alive, self._is_http_1_0
+        )
+        if self._check_head is not None:
+            self._check_head(request)
 
     def on_body(self, data: bytes) -> None:
-        self.body_bytes += len(data)
+        size = len(data)
+        budget = self._budget
+        self.body_bytes += size
+        budget.bytes_held += size
         if self.body_bytes > self._limits.body_bytes_max:
             raise self._body_too_large()
-        self._body.append(data)
+        if budget.bytes_held > budget.bytes_max:
+            text = "Too many large requests are being received at once. Try again later."
+            raise RequestRefused(503, "too_many_bodies", text)
+        if self._body is not None:
+            self._body += data
+        elif self._first_part:  # one buffer, because a list of tiny parts takes many times their size
+            self._body = bytearray(self._first_part)
+            self._body += data
+            self._first_part = b""
+        else:
+            self._first_part = data
 
     def on_message_complete(self) -> None:
         if self._is_upgrade:
             return
-        body = self._body
-        request = HttpRequest(
-            self._method,
-            self._path,
-            self._query,
-            self._headers,
-            body[0] if len(body) == 1 else b"".join(body),
-            self._client_address,
-            self._is_keep_alive,
-            self._is_http_1_0,
-        )
+        request = self._request
+        assert request is not None
+        request.body = self._first_part if self._body is None else bytes(self._body)
+        self._request = None
+        self.drop_body()
         self.ready.append(request)
         self._is_last = not self._is_keep_alive
         self.phase = IDLE
         self.wants_continue = False
         self._url = b""
         self._headers = {}
-        self._body = []
-        self._expect = self.body_bytes = self._head_bytes = self._wire_bytes = 0
+        self._expect = self._header_count = self._head_bytes = self._wire_bytes = 0
 
     # --- checks ---------------------------------------------------------------------------------
 

@@ -164,7 +164,7 @@ class Responder:
         self._connection.abort()
 
     def _connection_line(self) -> bytes:
-        if self._is_keep_alive and not self._connection.is_draining:
+        if self._is_keep_alive and not self._connection.is_last_reply:
             return b"connection: keep-alive\r\n" if self._is_http_1_0 else b""
         self._is_keep_alive = False
         return b"connection: close\r\n"

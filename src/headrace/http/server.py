@@ -5,12 +5,15 @@ import errno
 import ssl
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
+from itertools import islice
 
 from headrace.clock import Clock, SystemClock
 from headrace.errors import SetupError
 from headrace.http.connection import ServerConnection
+from headrace.http.errors import HeadRefused, RequestRefused
 from headrace.http.limits import HttpLimits
-from headrace.http.message import Headers, HttpRequest
+from headrace.http.message import Headers, HttpRequest, render_headers
+from headrace.http.request_parser import BodyBudget
 from headrace.http.responder import Responder
 
 Handler = Callable[[HttpRequest, Responder], Awaitable[None]]
@@ -21,14 +24,27 @@ OnError = Callable[[HttpRequest, Responder, Exception], None]
 incomplete, the connection is cut. Also called when the client is gone, so that the fault is recorded."""
 RenderRefusal = Callable[[int, str, str], tuple[Headers, bytes]]
 """(status, code, message) → (headers, body) of a refusal made below the handler."""
+RefusalReply = tuple[int, Headers, bytes]
+"""(status, headers, body) of a refusal by `CheckHead`. Headers as for `Responder.send`."""
+CheckHead = Callable[[HttpRequest], RefusalReply | None]
+"""Looks at a request whose headers are complete, before any byte of its body is kept (`body` is empty) and
+before `100 Continue` is sent. None lets it pass; a reply is sent at once, after those to the requests before
+it, with `connection: close`; what the client still sends is thrown away. The handler never sees the request.
+Called for every request, with or without a body, inside the parser: it has to be quick and must not wait.
+What it raises is answered 500 and given to the loop's exception handler."""
 
 _BACKLOG = 2048
+_ROOM_TRIES = 16
+"""Idle connections looked at to make room for a new one; those with output waiting are left."""
 _CUT_SECONDS = 0.1
 """For cut sockets to be really closed before `drain` returns; only a stubborn handler takes all of it."""
 
 
 class HttpServer:
-    """One listening socket. Built once, `start`ed once, `drain`ed once."""
+    """One listening socket. Built once, `start`ed once, `drain`ed once.
+
+    `check_head`, if given, may refuse a request by its headers, before its body is read (see `CheckHead`).
+    """
 
     def __init__(
         self,
@@ -36,18 +52,23 @@ class HttpServer:
         *,
         render_refusal: RenderRefusal,
         on_error: OnError,
+        check_head: CheckHead | None = None,
         limits: HttpLimits | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.handler = handler
         self.render_refusal = render_refusal
         self.limits = limits or HttpLimits()
+        self.body_budget = BodyBudget(self.limits.bodies_bytes_max)
+        self.idle: dict[ServerConnection, None] = {}
+        """Connections that have no request, begun or running; the longest idle one first."""
         self.is_draining = False
         self.date_line = b""
         self.port = 0
         """The port listened on, after `start`."""
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # set by start
         self._on_error = on_error
+        self._check_head = check_head
         self._clock = clock or SystemClock()
         self._listener: asyncio.Server | None = None
         self._connections: set[ServerConnection] = set()
@@ -141,13 +162,26 @@ class HttpServer:
     # --- for connections ------------------------------------------------------------------------
 
     def admit(self, connection: ServerConnection) -> int:
-        """Take a new connection into the set. Returns how many are open beyond the most allowed."""
+        """Take a new connection into the set. Returns how many are open beyond the most allowed.
+
+        Where that would be too many, the one longest idle is closed instead.
+        """
+        if len(self._connections) >= self.limits.connections_max:
+            self._make_room()
         self._connections.add(connection)
         self.num_connections_total += 1
         return len(self._connections) - self.limits.connections_max
 
+    def _make_room(self) -> None:
+        for connection in islice(self.idle, _ROOM_TRIES):
+            if not connection.has_output:
+                connection.close_if_idle()
+                self.forget(connection)  # its socket is closed in the next turn of the loop
+                return
+
     def forget(self, connection: ServerConnection) -> None:
-        """The connection is lost and its handler has finished."""
+        """The connection is lost and its handler has finished, or it was closed while idle."""
+        self.idle.pop(connection, None)
         if connection not in self._connections:
             return
         self._connections.discard(connection)
@@ -159,6 +193,25 @@ class HttpServer:
 
     def count_refusal(self) -> None:
         self.num_refusals += 1
+
+    @property
+    def head_check(self) -> Callable[[HttpRequest], None] | None:
+        """For parsers: raises RequestRefused where the owner's hook refuses. None where there is no hook."""
+        return None if self._check_head is None else self._raise_if_refused
+
+    def _raise_if_refused(self, request: HttpRequest) -> None:
+        assert self._check_head is not None
+        refused: RequestRefused
+        try:
+            reply = self._check_head(request)
+            if reply is None:
+                return
+            status, headers, body = reply
+            refused = HeadRefused(status, render_headers(headers), body)
+        except Exception as error:  # noqa: BLE001 - a fault of the hook becomes a reply, like a handler's
+            self.loop.call_exception_handler({"message": "check_head failed", "exception": error})
+            refused = RequestRefused(500, "internal_error", "The server made a mistake.")
+        raise refused
 
     def report(self, request: HttpRequest, responder: Responder, error: Exception) -> None:
         """Let the caller's hook answer for a handler that failed."""

@@ -101,7 +101,10 @@ class _Server:
         )
         gateway = Gateway(self._core, identifier, settings, self._clock, request_log)
         self._http = HttpServer(
-            gateway.handle, render_refusal=gateway.render_refusal, on_error=gateway.on_error
+            gateway.handle,
+            render_refusal=gateway.render_refusal,
+            on_error=gateway.on_error,
+            check_head=gateway.check_head,
         )
         self._fleet = Fleet(settings, self._core, self._clock, data, builtin_model)
         self._stop = asyncio.Event()
