@@ -134,9 +134,13 @@ def _room(account: Account, now_us: int) -> int | None:
 def _excess(account: Account, ask: Ask, now_us: int) -> Excess | None:
     limits = account.limits
     if limits.max_prompt_tokens is not None and ask.prompt_tokens > limits.max_prompt_tokens:
-        return _never(account, "prompt_tokens", limits.max_prompt_tokens, ask.prompt_tokens)
+        return _outright(
+            account, "prompt_tokens", limits.max_prompt_tokens, requested=ask.prompt_tokens, is_final=True
+        )
     if limits.max_total_tokens is not None and ask.total_tokens > limits.max_total_tokens:
-        return _never(account, "total_tokens", limits.max_total_tokens, ask.total_tokens)
+        return _outright(
+            account, "total_tokens", limits.max_total_tokens, requested=ask.total_tokens, is_final=True
+        )
     if not _is_below(account.running, limits.concurrency):
         return _busy(account, "concurrency", limits.concurrency or 0, account.running)
     if ask.is_stream and not _is_below(account.streams, limits.streams):
@@ -181,20 +185,14 @@ def _token_excess(account: Account, ask: Ask, now_us: int) -> Excess | None:
     )
 
 
-def _never(account: Account, limit_type: LimitType, limit: int, requested: int) -> Excess:
-    return Excess(
-        limit_type=limit_type,
-        level=account.level,
-        account_id=account.account_id,
-        limit=limit,
-        used=0,
-        held=0,
-        requested=requested,
-        free_at_us=None,
-    )
-
-
 def _busy(account: Account, limit_type: LimitType, limit: int, running: int) -> Excess:
+    return _outright(account, limit_type, limit, requested=1, running=running, is_final=limit == 0)
+
+
+def _outright(
+    account: Account, limit_type: LimitType, limit: int, *, requested: int, running: int = 0, is_final: bool
+) -> Excess:
+    """An excess in which no token window plays a part. One that is not final may end at any moment."""
     return Excess(
         limit_type=limit_type,
         level=account.level,
@@ -202,8 +200,8 @@ def _busy(account: Account, limit_type: LimitType, limit: int, running: int) -> 
         limit=limit,
         used=running,
         held=running,
-        requested=1,
-        free_at_us=0 if limit else None,
+        requested=requested,
+        free_at_us=None if is_final else 0,
     )
 
 

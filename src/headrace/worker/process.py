@@ -131,24 +131,8 @@ async def _serve(
         on_news=on_news,
         stats=stats,
     )
-    ended = asyncio.Event()
-    status = 1
-
-    def compute() -> None:
-        """However the engine thread ends, the process ends with it: a worker that cannot compute is no use."""
-        nonlocal status
-        try:
-            loop.run()
-            status = 0
-        except EngineFault as fault:
-            _log.error("engine_given_up", error=str(fault))
-        except OSError as error:
-            _log.error("progress_file_failed", error=str(error))
-        finally:
-            network.call_soon_threadsafe(ended.set)
-
-    thread = threading.Thread(target=compute, name="engine")
-    thread.start()
+    engine_thread = _EngineThread(loop, network)
+    engine_thread.start()
     try:
         await server.start(Path(orders.socket), loop)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -161,17 +145,40 @@ async def _serve(
                 resident_bytes=_resident_bytes(),
             )
         )
-        await _first_of(ended, server.drained, parent)
+        await _first_of(engine_thread.ended, server.drained, parent)
         parent.cancel()
     finally:
         loop.stop()
-        await asyncio.to_thread(thread.join)
+        await asyncio.to_thread(engine_thread.join)
         await server.stop()
         progress.close()
         metrics.shutdown()
         engine.shutdown()
-    _log.info("worker_stopped", status=status)
-    return status
+    _log.info("worker_stopped", status=engine_thread.status)
+    return engine_thread.status
+
+
+class _EngineThread(threading.Thread):
+    """Runs the loop. However it ends, the process ends with it: a worker that cannot compute is no use."""
+
+    def __init__(self, loop: EngineLoop, network: asyncio.AbstractEventLoop) -> None:
+        super().__init__(name="engine")
+        self._loop = loop
+        self._network = network
+        self.ended = asyncio.Event()
+        self.status = 1
+        """Exit status of the process; 0 once the loop has been stopped in order."""
+
+    def run(self) -> None:
+        try:
+            self._loop.run()
+            self.status = 0
+        except EngineFault as fault:
+            _log.error("engine_given_up", error=str(fault))
+        except OSError as error:
+            _log.error("progress_file_failed", error=str(error))
+        finally:
+            self._network.call_soon_threadsafe(self.ended.set)
 
 
 async def _first_of(*things: asyncio.Event | asyncio.Task[None]) -> None:
