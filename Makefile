@@ -6,7 +6,7 @@ MODELS := $(VENV)/share/headrace/models
 GGUF := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev serve test check format bench clean
+.PHONY: help install dev serve test check format bench accept lock clean
 
 help: ## what can be done here
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -33,6 +33,9 @@ format: dev ## put the code in order
 
 bench: dev ## measure engine and gateway; minutes; results in benchmarks/results
 	$(BIN)/python -m benchmarks $(ARGS)
+
+accept: dev ## the first page's promises on the real engine: batching, vanishing clients, a killed worker
+	$(BIN)/python -m benchmarks.acceptance
 
 lock: dev ## renew the locked requirements from pyproject.toml
 	tools/lock.sh
