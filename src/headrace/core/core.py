@@ -57,6 +57,7 @@ class ServedModel:
         return any(replica.can_count for replica in self.replicas.values())
 
 
+CUT_MARGIN_US: Final = 20_000
 TOKEN_LIMITS: Final = frozenset({"tpm", "prompt_tokens", "total_tokens"})
 """Limits that a bound may exceed where the exact count would not."""
 
@@ -270,7 +271,8 @@ class Core:
     def begin_stop(self, *, drain_s: float) -> None:
         """Accept nothing any more. What still runs after `drain_s` is going to be cut."""
         self.is_stopping = True
-        self._cut_us = self.clock.monotonic_us() + int(drain_s * 1e6)
+        # Timers of the event loop count whole milliseconds and may fire a little early.
+        self._cut_us = self.clock.monotonic_us() + int(drain_s * 1e6) - CUT_MARGIN_US
 
     @property
     def is_cutting(self) -> bool:
