@@ -148,6 +148,9 @@ async def _serve(
         await _first_of(engine_thread.ended, server.drained, parent)
         parent.cancel()
     finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            network.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)  # it is ending; a second request to do so says nothing new
         loop.stop()
         await asyncio.to_thread(engine_thread.join)
         await server.stop()
