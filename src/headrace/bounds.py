@@ -67,6 +67,7 @@ SSE_EVENT_BYTES_MAX: Final = 1 * MIB
 
 # --- the queue ----------------------------------------------------------------------------------
 QUEUE_LENGTH_DEFAULT: Final = 256
+QUEUE_TOKENS_DEFAULT: Final = 4_000_000
 QUEUE_SECONDS_DEFAULT: Final = 120.0
 
 # --- the ledger -------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
-"""Length-prefixed frames on a byte stream: the one format between headrace's own processes.
+"""Numbered, length-prefixed frames on a byte stream: the one format between headrace's own processes.
 
-A frame is a 4-byte big-endian length and that many bytes of MessagePack. A length over
-`FRAME_BYTES_MAX` is a protocol error, found before anything is buffered.
+A frame is a 4-byte big-endian length, a 4-byte number and that many bytes of MessagePack. The frames of one
+direction of one connection are numbered from 0: one that comes twice is dropped, one that is missing ends the
+connection, so nothing is ever done twice or left out unnoticed. A length over `FRAME_BYTES_MAX` is a protocol
+error, found before anything is buffered.
 """
 
 import struct
@@ -9,13 +11,22 @@ import struct
 from headrace import bounds
 from headrace.errors import ProtocolError
 
-_LENGTH = struct.Struct(">I")
+_HEAD = struct.Struct(">II")
+_NUMBER_MASK = 0xFFFF_FFFF
 
 
-def frame(payload: bytes) -> bytes:
-    """One frame, ready to send."""
-    assert len(payload) <= bounds.FRAME_BYTES_MAX
-    return _LENGTH.pack(len(payload)) + payload
+class FrameWriter:
+    """Numbers the frames of one direction."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def frame(self, payload: bytes) -> bytes:
+        """One frame, ready to send."""
+        assert len(payload) <= bounds.FRAME_BYTES_MAX
+        number = self._next
+        self._next = (number + 1) & _NUMBER_MASK
+        return _HEAD.pack(len(payload), number) + payload
 
 
 class FrameSplitter:
@@ -23,21 +34,36 @@ class FrameSplitter:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._next = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads completed by `data`, in order. Raises `ProtocolError` on an oversized frame."""
+        """The payloads completed by `data`, in order.
+
+        Raises `ProtocolError` on an oversized frame, and on one before which another is missing.
+        """
         buffer = self._buffer
         buffer += data
         payloads: list[bytes] = []
         position = 0
-        while len(buffer) - position >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(buffer, position)
+        while len(buffer) - position >= _HEAD.size:
+            length, number = _HEAD.unpack_from(buffer, position)
             if length > bounds.FRAME_BYTES_MAX:
                 raise ProtocolError(f"frame of {length} bytes; at most {bounds.FRAME_BYTES_MAX} are allowed")
-            end = position + _LENGTH.size + length
+            end = position + _HEAD.size + length
             if len(buffer) < end:
                 break
-            payloads.append(bytes(buffer[position + _LENGTH.size : end]))
+            if self._is_expected(number):
+                payloads.append(bytes(buffer[position + _HEAD.size : end]))
             position = end
         del buffer[:position]
         return payloads
+
+    def _is_expected(self, number: int) -> bool:
+        """False for a frame that was here before."""
+        ahead = (number - self._next) & _NUMBER_MASK
+        if ahead == 0:
+            self._next = (number + 1) & _NUMBER_MASK
+            return True
+        if ahead > _NUMBER_MASK // 2:
+            return False
+        raise ProtocolError(f"frame {number} came where {self._next} was expected")

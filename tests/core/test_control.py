@@ -21,7 +21,7 @@ from headrace.core.control import ControlServer
 from headrace.core.directory import Directory
 from headrace.core.failure import ControlFailure
 from headrace.errors import SetupError
-from headrace.framing import FrameSplitter, frame
+from headrace.framing import FrameSplitter, FrameWriter
 from headrace.store.errors import StoreUnavailable
 
 pytestmark = pytest.mark.asyncio
@@ -128,10 +128,10 @@ async def raw(world: World) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 BAD = {
     "oversized frame": struct.pack(">I", FRAME_BYTES_MAX + 1),
-    "no msgpack": frame(b"\xc1"),
-    "no envelope": frame(msgspec.msgpack.encode({"a": 1})),
-    "unknown request": frame(msgspec.msgpack.encode([1, {"type": "DropEverything"}, ""])),
-    "wrong types": frame(msgspec.msgpack.encode([1, {"type": "GetTenant", "id": 5}, ""])),
+    "no msgpack": FrameWriter().frame(b"\xc1"),
+    "no envelope": FrameWriter().frame(msgspec.msgpack.encode({"a": 1})),
+    "unknown request": FrameWriter().frame(msgspec.msgpack.encode([1, {"type": "DropEverything"}, ""])),
+    "wrong types": FrameWriter().frame(msgspec.msgpack.encode([1, {"type": "GetTenant", "id": 5}, ""])),
     "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
 }
 
@@ -150,7 +150,7 @@ async def test_a_bad_frame_ends_that_connection_only(world: World, name: str) ->
 async def test_frames_may_come_in_any_pieces(world: World) -> None:
     reader, writer = await raw(world)
     requests = b"".join(
-        frame(msgspec.msgpack.encode(m.Envelope(number, m.ListTenants()))) for number in (1, 2)
+        FrameWriter().frame(msgspec.msgpack.encode(m.Envelope(number, m.ListTenants()))) for number in (1, 2)
     )
     for position in range(len(requests)):
         writer.write(requests[position : position + 1])
@@ -171,7 +171,11 @@ async def test_requests_under_way_and_connections_are_bounded(
     never = asyncio.Event()
     world.flush = never.wait
     reader, writer = await raw(world)
-    writer.write(b"".join(frame(msgspec.msgpack.encode(m.Envelope(n, m.FlushLedger()))) for n in range(4)))
+    writer.write(
+        b"".join(
+            FrameWriter().frame(msgspec.msgpack.encode(m.Envelope(n, m.FlushLedger()))) for n in range(4)
+        )
+    )
     with contextlib.suppress(ConnectionResetError):
         assert await reader.read() == b""
     writer.close()

@@ -1,42 +1,58 @@
 """The queue of a model: bounded, first in first out, never more on a replica than it holds."""
 
+from collections.abc import Hashable
+from typing import TypeVar
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.scheduling.dispatch import ModelQueue, NoReplica, QueueFull
+from headrace.scheduling.dispatch import ModelQueue, NoReplica, QueueBounds, QueueFull
+
+T = TypeVar("T", bound=Hashable)
+MANY = 1_000_000
+
+
+def bounds(
+    *, length: int = MANY, tokens: int = MANY, tenant_length: int = MANY, tenant_tokens: int = MANY
+) -> QueueBounds:
+    return QueueBounds(length=length, tokens=tokens, tenant_length=tenant_length, tenant_tokens=tenant_tokens)
+
+
+def enter(queue: ModelQueue[T], ticket: T, *, tenant: str = "demo", tokens: int = 1) -> list[T]:
+    return queue.enter(ticket, tenant=tenant, tokens=tokens)
 
 
 def test_a_free_replica_is_granted_at_once_even_with_no_queue() -> None:
-    queue: ModelQueue[str] = ModelQueue(length_max=0)
+    queue: ModelQueue[str] = ModelQueue(bounds(length=0))
     queue.add("r", capacity=1)
-    queue.enter("a")
+    enter(queue, "a")
     assert list(queue.dispatch()) == [("a", "r")]
     with pytest.raises(QueueFull) as full:
-        queue.enter("b")
+        enter(queue, "b")
     assert (full.value.limit, full.value.used) == (0, 0)
 
 
 def test_the_order_of_arrival_is_kept_and_a_refusal_changes_nothing() -> None:
-    queue: ModelQueue[str] = ModelQueue(length_max=2)
+    queue: ModelQueue[str] = ModelQueue(bounds(length=2))
     queue.add("r", capacity=1)
     for ticket in "abc":
-        queue.enter(ticket)
+        enter(queue, ticket)
         list(queue.dispatch())
     with pytest.raises(QueueFull):
-        queue.enter("d")
+        enter(queue, "d")
     assert (queue.num_waiting, queue.position("b"), queue.position("c"), queue.position("d")) == (2, 1, 2, 0)
     queue.release("r")
     assert list(queue.dispatch()) == [("b", "r")]
 
 
 def test_the_least_loaded_replica_comes_first_in_proportion_to_its_size() -> None:
-    queue: ModelQueue[int] = ModelQueue(length_max=10)
+    queue: ModelQueue[int] = ModelQueue(bounds(length=10))
     queue.add("small", capacity=2)
     queue.add("large", capacity=6)
     for ticket in range(8):
-        queue.enter(ticket)
+        enter(queue, ticket)
     granted = [replica for _, replica in queue.dispatch()]
     assert granted.count("small") == 2
     assert granted.count("large") == 6
@@ -44,11 +60,11 @@ def test_the_least_loaded_replica_comes_first_in_proportion_to_its_size() -> Non
 
 
 def test_without_any_replica_nobody_waits_but_for_an_expected_one_they_do() -> None:
-    queue: ModelQueue[str] = ModelQueue(length_max=10)
+    queue: ModelQueue[str] = ModelQueue(bounds(length=10))
     with pytest.raises(NoReplica):
-        queue.enter("a")
+        enter(queue, "a")
     queue.expect("r.1")
-    queue.enter("a")
+    enter(queue, "a")
     assert list(queue.dispatch()) == []
     assert queue.drop_hopeless() == []
     queue.expect("r.2")
@@ -60,28 +76,93 @@ def test_without_any_replica_nobody_waits_but_for_an_expected_one_they_do() -> N
 
 
 def test_a_release_for_a_replica_that_is_gone_does_not_touch_its_successor() -> None:
-    queue: ModelQueue[str] = ModelQueue(length_max=10)
+    queue: ModelQueue[str] = ModelQueue(bounds(length=10))
     queue.add("r.1", capacity=1)
-    queue.enter("a")
+    enter(queue, "a")
     list(queue.dispatch())
-    queue.remove("r.1")
+    queue.give_up("r.1")
     queue.add("r.2", capacity=1)
-    queue.enter("b")
+    enter(queue, "b")
     assert list(queue.dispatch()) == [("b", "r.2")]
     queue.release("r.1")
     assert queue.running_on("r.2") == 1
 
 
 def test_who_may_not_start_yet_keeps_its_place_and_lets_others_pass() -> None:
-    queue: ModelQueue[str] = ModelQueue(length_max=10)
+    queue: ModelQueue[str] = ModelQueue(bounds(length=10))
     queue.add("r", capacity=2)
     for ticket in ("a1", "a2", "b1", "b2"):
-        queue.enter(ticket)
+        enter(queue, ticket)
     running: list[str] = []
     for ticket, _ in queue.dispatch(lambda ticket: not any(one[0] == ticket[0] for one in running)):
         running.append(ticket)
     assert running == ["a1", "b1"]
     assert (queue.position("a2"), queue.position("b2")) == (1, 2)
+
+
+def test_the_queue_is_bounded_in_tokens_and_for_each_tenant() -> None:
+    queue: ModelQueue[str] = ModelQueue(bounds(tokens=100, tenant_length=2, tenant_tokens=60))
+    queue.expect("r")
+    enter(queue, "a1", tenant="a", tokens=40)
+    with pytest.raises(QueueFull) as full:
+        enter(queue, "a2", tenant="a", tokens=21)
+    assert (full.value.level, full.value.bound, full.value.limit, full.value.used) == (
+        "tenant",
+        "tokens",
+        60,
+        40,
+    )
+    enter(queue, "a3", tenant="a", tokens=20)
+    with pytest.raises(QueueFull) as full:
+        enter(queue, "a4", tenant="a", tokens=0)
+    assert (full.value.level, full.value.bound, full.value.limit) == ("tenant", "requests", 2)
+    enter(queue, "b1", tenant="b", tokens=40)
+    with pytest.raises(QueueFull) as full:
+        enter(queue, "c1", tenant="c", tokens=50)
+    assert (full.value.level, full.value.bound, full.value.used) == ("model", "tokens", 100)
+    assert (queue.num_waiting, queue.waiting_tokens, queue.waiting_of("a")) == (3, 100, (2, 60))
+
+
+def test_a_full_queue_takes_the_newest_of_the_largest_tenant_for_another_ones_request() -> None:
+    queue: ModelQueue[str] = ModelQueue(bounds(length=3))
+    queue.expect("r")
+    for ticket in ("a1", "a2", "a3"):
+        assert enter(queue, ticket, tenant="a", tokens=10) == []
+    with pytest.raises(QueueFull):
+        enter(queue, "a4", tenant="a", tokens=10)  # its own flood pushes nobody out
+    assert enter(queue, "b1", tenant="b", tokens=10) == ["a3"]
+    with pytest.raises(QueueFull):
+        enter(queue, "b2", tenant="b", tokens=10)  # it would have as much as the largest
+    assert enter(queue, "c1", tenant="c", tokens=5) == ["a2"]
+    queue.add("r", capacity=3)
+    assert [ticket for ticket, _ in queue.dispatch()] == ["a1", "b1", "c1"]
+
+
+def test_a_large_request_may_take_the_places_of_several_small_ones_of_a_larger_tenant() -> None:
+    queue: ModelQueue[str] = ModelQueue(bounds(tokens=100))
+    queue.expect("r")
+    for number in range(10):
+        enter(queue, f"a{number}", tenant="a", tokens=10)
+    assert enter(queue, "b", tenant="b", tokens=25) == ["a9", "a8", "a7"]
+    assert (queue.waiting_tokens, queue.waiting_of("a"), queue.waiting_of("b")) == (95, (7, 70), (1, 25))
+    with pytest.raises(QueueFull):
+        enter(queue, "c", tenant="c", tokens=70)
+    assert queue.num_waiting == 8
+
+
+def test_what_a_full_replica_sends_back_is_next_and_the_replica_rests() -> None:
+    queue: ModelQueue[str] = ModelQueue(bounds(length=2))
+    queue.add("r", capacity=1)
+    for ticket in "abc":
+        enter(queue, ticket, tokens=3)
+        list(queue.dispatch())
+    queue.put_back("a", "r", tenant="demo", tokens=3)
+    queue.pause("r", is_paused=True)
+    assert (queue.position("a"), queue.num_waiting, queue.running_on("r")) == (1, 3, 0)
+    assert list(queue.dispatch()) == []
+    queue.pause("r", is_paused=False)
+    assert list(queue.dispatch()) == [("a", "r")]
+    assert queue.waiting_of("demo") == (2, 6)
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -91,7 +172,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue: ModelQueue[int] = ModelQueue(length_max=self.LENGTH)
+        self.queue: ModelQueue[int] = ModelQueue(bounds(length=self.LENGTH))
         self.waiting: list[int] = []
         self.running: dict[int, str] = {}
         self.capacity: dict[str, int] = {}
@@ -116,13 +197,13 @@ class QueueMachine(RuleBasedStateMachine):
     def die(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.capacity)))
         del self.capacity[name]
-        self.queue.remove(name)
+        self.queue.give_up(name)
 
     @rule()
     def enter(self) -> None:
         ticket, self.next_ticket = self.next_ticket, self.next_ticket + 1
         try:
-            self.queue.enter(ticket)
+            enter(self.queue, ticket)
         except QueueFull:
             assert len(self.waiting) == self.LENGTH
         except NoReplica:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headrace.config.settings import EngineSettings, StubTiming
-from headrace.framing import frame
+from headrace.framing import FrameWriter
 from headrace.request.messages import Message
 from headrace.request.sampling import Sampling
 from headrace.runtime.child import Child
@@ -127,7 +127,11 @@ async def test_a_lost_worker_ends_every_attempt_and_its_file_has_the_counts(
 
 
 async def test_nonsense_on_the_socket_ends_that_connection_only(worker: Child, tmp_path: Path) -> None:
-    for nonsense in (b"\xff\xff\xff\xff", frame(b"\x81"), frame(msgspec.msgpack.encode({"type": "Nothing"}))):
+    for nonsense in (
+        b"\xff\xff\xff\xff",
+        FrameWriter().frame(b"\x81"),
+        FrameWriter().frame(msgspec.msgpack.encode({"type": "Nothing"})),
+    ):
         reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
         writer.write(nonsense)
         async with asyncio.timeout(5):

@@ -222,21 +222,34 @@ _UNITS: Final = {
 }
 
 
-def queue_full(*, limit: int, used: int) -> Refusal:
+def queue_full(*, level: str, bound: str, limit: int, used: int) -> Refusal:
+    """All places in the queue, or in the tenant's part of it, are taken."""
+    whose = "the queue is full" if level == "model" else "this tenant's part of the queue is full"
     return _rate_limited(
         "queue_full",
-        f"All workers are busy and the queue is full ({used} of {limit} places taken). Try again shortly.",
+        f"All workers are busy and {whose} ({used} of {limit} {bound}). Try again shortly.",
         retry_after_s=1,
-        figures={"level": "model", "limit": limit, "used": used, "held": used, "requested": 1},
+        figures={"level": level, "limit": limit, "used": used, "held": used, "requested": 1, "unit": bound},
     )
 
 
-def queue_timeout(*, waited_s: float, limit_s: float) -> Refusal:
+def queue_displaced() -> Refusal:
+    """The queue was full, this tenant had the most in it, and another tenant came."""
+    return _rate_limited(
+        "queue_full",
+        "The queue is full and this tenant has the most in it, so its newest request made room for another "
+        "tenant's. Try again shortly.",
+        retry_after_s=1,
+        figures={"level": "tenant", "limit": None, "used": None, "held": None, "requested": 1},
+    )
+
+
+def queue_timeout(*, limit_s: float) -> Refusal:
     return _rate_limited(
         "queue_timeout",
         f"No worker became free within {limit_s:g} s.",
         retry_after_s=2,
-        figures={"level": "model", "limit": limit_s, "used": round(waited_s, 3), "requested": 1},
+        figures={"level": "model", "limit": limit_s, "used": limit_s, "requested": 1},
     )
 
 
@@ -283,6 +296,16 @@ def worker_lost() -> Refusal:
     )
 
 
+def lease_expired() -> Refusal:
+    return Refusal(
+        status=502,
+        code="lease_expired",
+        kind="server_error",
+        message="The worker that was answering this request knows nothing of it any more.",
+        headers=(("Retry-After", "2"),),
+    )
+
+
 def worker_fault(message: str) -> Refusal:
     return Refusal(status=500, code="engine_error", kind="server_error", message=message)
 
@@ -297,16 +320,6 @@ def upstream_refused(status: int, message: str) -> Refusal:
         f"The upstream refused this request: {message or 'it gave no reason.'}",
         code="upstream_refused",
         status=status,
-    )
-
-
-def upstream_busy() -> Refusal:
-    return Refusal(
-        status=503,
-        code="upstream_busy",
-        kind="server_error",
-        message="The upstream takes no more requests at the moment.",
-        headers=(("Retry-After", "2"),),
     )
 
 

@@ -122,6 +122,13 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     length: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = bounds.QUEUE_LENGTH_DEFAULT
     """Most requests waiting for one model; the next is refused with 429 `queue_full`."""
+    tokens: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)] = bounds.QUEUE_TOKENS_DEFAULT
+    """Most tokens (prompts and longest answers) waiting for one model. When the queue is full, the tenant with the
+    most waiting tokens gives up its newest request to another tenant's; its own next one is refused."""
+    tenant_length: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
+    """Most requests of one tenant waiting for one model; left out, as many as `length`."""
+    tenant_tokens: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)] | None = None
+    """Most tokens of one tenant waiting for one model; left out, as many as `tokens`."""
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = bounds.QUEUE_SECONDS_DEFAULT
     """Most time a request waits; then 429 `queue_timeout`."""
 
@@ -169,6 +176,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Time between keep-alive comments on a stream that has nothing to say yet."""
     request_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 600.0
     """Most time from a worker's grant to the end of the answer."""
+    lease_s: Annotated[float, msgspec.Meta(gt=0, le=3_600)] = 30.0
+    """A request on a worker that nobody has seen alive for so long is ended and what it holds is given back; its
+    record is posted should it still come."""
     drain_s: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 30.0
     """How long a stopping server waits for running requests."""
     worker_step_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3_600)] = 120.0

@@ -14,7 +14,7 @@ import msgspec
 from headrace.core import messages as m
 from headrace.core.failure import ControlFailure
 from headrace.errors import HeadraceError, ProtocolError
-from headrace.framing import FrameSplitter, frame
+from headrace.framing import FrameSplitter, FrameWriter
 
 REQUEST_SECONDS_MAX: Final = 10.0
 REQUESTS_UNDER_WAY_MAX: Final = 128
@@ -75,6 +75,7 @@ class CoreClient:
 class _ClientConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self._frames = FrameSplitter()
+        self._writer = FrameWriter()
         self._waiting: dict[int, asyncio.Future[m.Reply]] = {}
         self._transport: asyncio.Transport | None = None
         self.is_lost = False
@@ -89,7 +90,7 @@ class _ClientConnection(asyncio.Protocol):
         reply: asyncio.Future[m.Reply] = asyncio.get_running_loop().create_future()
         self._waiting[envelope.number] = reply
         try:
-            self._transport.write(frame(_encoder.encode(envelope)))
+            self._transport.write(self._writer.frame(_encoder.encode(envelope)))
             return await reply
         finally:
             self._waiting.pop(envelope.number, None)

@@ -19,7 +19,7 @@ from headrace.core import messages as m
 from headrace.core.directory import Directory
 from headrace.core.failure import ControlFailure
 from headrace.errors import ProtocolError, SetupError
-from headrace.framing import FrameSplitter, frame
+from headrace.framing import FrameSplitter, FrameWriter
 from headrace.identity import InvalidKey
 from headrace.store.errors import StoreUnavailable
 
@@ -136,6 +136,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, server: ControlServer) -> None:
         self._server = server
         self._frames = FrameSplitter()
+        self._writer = FrameWriter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._transport: asyncio.Transport | None = None
 
@@ -190,7 +191,9 @@ class _Connection(asyncio.Protocol):
         assert self._transport is not None
         reply = await self._server.answer(envelope.request, envelope.actor)
         if not self._transport.is_closing():
-            self._transport.write(frame(_encoder.encode(m.ReplyEnvelope(envelope.number, reply))))
+            self._transport.write(
+                self._writer.frame(_encoder.encode(m.ReplyEnvelope(envelope.number, reply)))
+            )
 
 
 def _listener(path: Path) -> socket.socket:

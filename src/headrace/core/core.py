@@ -1,51 +1,65 @@
 """The owner of admission and ledger: every request is an `Operation` of the core.
 
-One object, one thread. What it decides (who runs where, who waits, which record ends what) is pure
-code in `headrace.scheduling` and `headrace.ledger`; here are the futures and the journal around it.
+One object, one thread. What it decides (who is accepted, who runs where, who waits, which record ends what)
+is pure code in `headrace.admission` and `headrace.ledger`; here are the futures and the journal around it.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable
 from typing import Any, Final
 
 import msgspec
 import structlog
 
+from headrace.admission.controller import AdmissionController, Applicant, LimitReached
+from headrace.admission.entry import Entry, Phase
 from headrace.api import refusals
 from headrace.clock import Clock
 from headrace.config.settings import ModelSettings, SamplingDefaults, Settings
-from headrace.core.admission import Admission
+from headrace.core.accounts import CallerAccounts
 from headrace.core.directory import Directory
 from headrace.core.embedded import counts_of
 from headrace.core.metrics import CoreMetrics
-from headrace.core.operation import Operation, Size
-from headrace.core.replica import Replica
+from headrace.core.operation import Operation
+from headrace.core.refusal_log import RefusalLog
+from headrace.core.replica import Replica, ReplicaBusy
+from headrace.core.watch import Watch
 from headrace.errors import Refusal
-from headrace.ledger.closing import NOTHING, RECOVERED, SHUTDOWN, Counts, Ending, close, ending_of
+from headrace.ledger.closing import EXPIRED, NOTHING, RECOVERED, SHUTDOWN, Counts, Ending, close, late
 from headrace.ledger.records import OperationRecord, Reservation
-from headrace.limits import book
-from headrace.limits.book import Account, Ask
 from headrace.limits.window import WINDOW_US
 from headrace.request.messages import Message
-from headrace.scheduling.dispatch import ModelQueue, NoReplica, QueueFull
+from headrace.scheduling.dispatch import ModelQueue, NoReplica, QueueBounds, QueueFull
 from headrace.store.errors import StoreUnavailable
 from headrace.store.journal import Journal
 from headrace.worker.messages import AttemptRecord
 
 _log = structlog.get_logger()
 
+CUT_MARGIN_US: Final = 20_000
+BUSY_SECONDS_FIRST: Final = 0.1
+BUSY_SECONDS_MAX: Final = 5.0
+RETRY_AFTER_SECONDS_MAX: Final = 30.0
+"""A replica that is full is asked again after so long; twice as long each time it is full again."""
+
+
+def _queue_full(full: QueueFull) -> Refusal:
+    return refusals.queue_full(level=full.level, bound=full.bound, limit=full.limit, used=full.used)
+
 
 class ServedModel:
     """A model that clients can ask for, with its queue and its replicas."""
 
     def __init__(
-        self, model_id: str, *, sampling: SamplingDefaults, queue_length: int, created_s: int
+        self, model_id: str, *, sampling: SamplingDefaults, queue: ModelQueue[Entry], created_s: int
     ) -> None:
         self.model_id = model_id
         self.sampling = sampling
         self.created_s = created_s
-        self.queue: ModelQueue[Operation] = ModelQueue(length_max=queue_length)
+        self.queue = queue
         self.replicas: dict[str, Replica] = {}
+        self.busy: dict[str, int] = {}
+        """How many times in a row a replica said that it is full."""
 
     @property
     def context_tokens(self) -> int | None:
@@ -55,15 +69,6 @@ class ServedModel:
     def can_count(self) -> bool:
         """Whether a replica can count a prompt's tokens exactly."""
         return any(replica.can_count for replica in self.replicas.values())
-
-
-CUT_MARGIN_US: Final = 20_000
-TOKEN_LIMITS: Final = frozenset({"tpm", "prompt_tokens", "total_tokens"})
-"""Limits that a bound may exceed where the exact count would not."""
-
-
-class NeedsCount(Exception):
-    """The bound of the prompt does not fit; its exact count may."""
 
 
 class Core:
@@ -83,22 +88,35 @@ class Core:
         self.journal = journal
         self.clock = clock
         self.metrics = metrics
-        self.admission = Admission(directory, clock, cluster=settings.limits)
+        self.controller = AdmissionController(lease_us=int(settings.lease_s * 1e6))
+        self.accounts = CallerAccounts(self.controller.accounts, directory, clock, cluster=settings.limits)
         self.is_stopping = False
         self._cut_us = 0
         self.models: dict[str, ServedModel] = {}
-        self._open: set[Operation] = set()
+        self._open: dict[str, Operation] = {}
+        self._watch = Watch(self, settings)
+        self._refusals = RefusalLog(journal, clock, metrics, per_s=settings.ledger.refusals_per_s)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # --- models and replicas: called by the supervisor ------------------------------------------------
 
     def add_model(self, settings: ModelSettings) -> None:
         assert settings.id not in self.models
-        self.admission.set_model_limits(settings.id, settings.limits)
+        self.accounts.set_model_limits(settings.id, settings.limits)
+        bounds = self.settings.queue
+        queue = self.controller.add_model(
+            settings.id,
+            QueueBounds(
+                length=bounds.length,
+                tokens=bounds.tokens,
+                tenant_length=bounds.length if bounds.tenant_length is None else bounds.tenant_length,
+                tenant_tokens=bounds.tokens if bounds.tenant_tokens is None else bounds.tenant_tokens,
+            ),
+        )
         self.models[settings.id] = ServedModel(
             settings.id,
             sampling=settings.sampling_defaults,
-            queue_length=self.settings.queue.length,
+            queue=queue,
             created_s=self.clock.wall_us() // 1_000_000,
         )
 
@@ -116,12 +134,11 @@ class Core:
     def remove_replica(self, model_id: str, replica_id: str, *, successor_id: str | None) -> None:
         """A replica is gone. With a successor expected, waiting requests wait on; without, they may end."""
         model = self.models[model_id]
-        if successor_id is not None:
-            model.queue.expect(successor_id)
         model.replicas.pop(replica_id, None)
-        model.queue.give_up(replica_id)
-        for operation in model.queue.drop_hopeless():
-            operation.refuse(refusals.no_worker(model_id, retry_after_s=5))
+        model.busy.pop(replica_id, None)
+        hopeless = self.controller.remove_replica(model_id, replica_id, successor_id=successor_id)
+        for entry in hopeless:
+            self._open[entry.request_id].refuse(refusals.no_worker(model_id, retry_after_s=5))
 
     def running_on(self, model_id: str, replica_id: str) -> int:
         return self.models[model_id].queue.running_on(replica_id)
@@ -144,35 +161,30 @@ class Core:
             raise refusals.shutting_down()
         if not self.journal.is_healthy:
             raise refusals.store_unavailable()
-        accounts = self.admission.accounts_of(
-            tenant_id=reservation.tenant_id, api_key_id=reservation.api_key_id, model=reservation.model
-        )
-        size = self._size(model, accounts, reservation.prompt_tokens_estimated, max_tokens)
-        is_stream = reservation.mode == "stream"
-        ask = Ask(
-            prompt_tokens=reservation.prompt_tokens_estimated, total_tokens=size.total, is_stream=is_stream
-        )
-        excess = self.admission.excess(accounts, ask)
-        if excess is not None and excess.limit_type in TOKEN_LIMITS and not is_exact and model.can_count:
-            raise NeedsCount
-        operation = Operation(
-            self, model, msgspec.structs.replace(reservation, reserved_tokens=size.total), size=size
-        )
+        now_us = self.clock.monotonic_us()
+        applicant = self._applicant(model, reservation, max_tokens, is_exact=is_exact)
         try:
-            operation.journalled = self.journal.reserve(operation.reservation)
-        except StoreUnavailable:
-            raise refusals.store_unavailable() from None
-        if excess is not None:
-            raise self._turn_away(operation, self.admission.refusal(excess))
-        try:
-            model.queue.enter(operation, may_start=book.may_start(accounts, is_stream=is_stream))
+            admitted = self.controller.accept(applicant, now_us)
+        except LimitReached as reached:
+            raise self._turn_away(reservation, self.accounts.refusal(reached.excess)) from None
         except QueueFull as full:
-            raise self._turn_away(operation, refusals.queue_full(limit=full.limit, used=full.used)) from None
+            raise self._turn_away(reservation, _queue_full(full)) from None
         except NoReplica:
-            raise self._turn_away(operation, refusals.no_worker(model.model_id, retry_after_s=5)) from None
-        self.admission.hold(accounts, ask)
-        operation.hold(accounts, size.total)
-        self._open.add(operation)
+            refusal = refusals.no_worker(model.model_id, retry_after_s=5)
+            raise self._turn_away(reservation, refusal) from None
+        entry, size = admitted.entry, admitted.size
+        reservation = msgspec.structs.replace(reservation, reserved_tokens=size.total)
+        operation = Operation(self, model, reservation, entry, size)
+        try:
+            operation.journalled = self.journal.reserve(reservation)
+        except StoreUnavailable:
+            self.controller.take_back(entry, now_us)
+            raise refusals.store_unavailable() from None
+        finally:
+            for evicted in admitted.evicted:
+                self._open[evicted.request_id].refuse(refusals.queue_displaced())
+        self._open[entry.request_id] = operation
+        self._watch.accepted(operation)
         self._dispatch(model)
         return operation
 
@@ -184,58 +196,52 @@ class Core:
                 return tokens
         return None
 
-    def _size(
-        self, model: ServedModel, accounts: Sequence[Account], prompt_tokens: int, max_tokens: int | None
-    ) -> Size:
-        """What to hold, and the maximum that makes it enough."""
-        context = model.context_tokens
-        maximum = self.settings.default_max_tokens if max_tokens is None else max_tokens
-        if context is not None:
-            maximum = min(maximum, context)
-        room = self.admission.room(accounts)
-        is_clamped = (
-            max_tokens is None and room is not None and prompt_tokens + maximum > room > prompt_tokens
-        )
-        if is_clamped:
-            assert room is not None
-            maximum = room - prompt_tokens
-        total = prompt_tokens + maximum
-        return Size(
-            maximum=maximum,
-            total=total if context is None else min(total, context),
-            is_clamped=is_clamped,
-            is_limited=room is not None,
-        )
+    def put_back(self, operation: Operation, busy: ReplicaBusy) -> None:
+        """A granted request could not start: it waits again, as the next one, and the replica has a pause."""
+        replica = operation.replica
+        assert replica is not None
+        model = operation.model
+        operation.ungrant()
+        self.controller.put_back(operation.entry)
+        self._watch.put_back(operation)
+        model.busy[replica.replica_id] = times = model.busy.get(replica.replica_id, 0) + 1
+        pause_s = min(BUSY_SECONDS_FIRST * 2 ** min(times - 1, 16), BUSY_SECONDS_MAX)
+        if busy.retry_after_s is not None:
+            pause_s = min(max(busy.retry_after_s, 0.0), RETRY_AFTER_SECONDS_MAX)
+        self.metrics.put_back(model.model_id)
+        asyncio.get_running_loop().call_later(pause_s, self._resume, model, replica.replica_id)
+        self._dispatch(model)
 
-    def leave_queue(self, operation: Operation) -> None:
-        operation.model.queue.leave(operation)
+    def begun(self, operation: Operation, exact_total: int | None) -> None:
+        """The replica has taken the request. If it says how long that is, no more is held than it needs."""
+        if operation.model.busy and operation.replica is not None:
+            operation.model.busy.pop(operation.replica.replica_id, None)
+        if exact_total is not None:
+            self.controller.trim(operation.entry, exact_total)
 
     def settle(self, operation: Operation, ending: Ending, counts: Counts) -> "asyncio.Future[None]":
         """Write the final record and free the place. The future is done once the record is durable."""
-        record = close(
-            operation.reservation,
-            ending,
-            counts,
-            worker_id=operation.replica.worker_id if operation.replica else None,
-            end_ts=self.clock.wall_us(),
-        )
-        operation.record = record
-        self._open.discard(operation)
+        record = self._close(operation, ending, counts)
         durable = self.journal.settle(record)
-        answer = operation.answer
-        if answer is not None:
-            durable.add_done_callback(lambda done: None if done.cancelled() else answer.acknowledge())
-        self.metrics.settled(record)
-        self.admission.settle(
-            operation.accounts, held=operation.held, used=counts.prompt_tokens + counts.completion_tokens
-        )
-        if operation.replica is not None:
-            operation.model.queue.release(operation.replica.replica_id)
-            book.release(operation.accounts, is_stream=operation.is_stream)
-            for model in self.models.values():
-                if model.queue.num_waiting:
-                    self._dispatch(model)
+        self._ended(operation, record)
+        was_granted = operation.entry.phase is Phase.GRANTED
+        used = record.charged_prompt_tokens + record.charged_completion_tokens
+        self.controller.settle(operation.entry, used=used, now_us=self.clock.monotonic_us())
+        self._acknowledge(operation)
+        if was_granted:
+            self._dispatch_all()
         return durable
+
+    def expire(self, operation: Operation) -> None:
+        """Nobody has seen the attempt alive during its lease: end it, and post its record should it come."""
+        _log.error("lease_expired", request_id=operation.request_id, worker=operation.replica_worker)
+        operation.interrupt(refusals.lease_expired())
+        record = self._close(operation, EXPIRED, NOTHING)
+        self.journal.settle(record)
+        self._ended(operation, record)
+        self.controller.expire(operation.entry, self.clock.monotonic_us())
+        self.spawn(self._settle_late(operation))
+        self._dispatch_all()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """A task that the core owns, so that it outlives the client's."""
@@ -244,28 +250,50 @@ class Core:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def journalled(self, operation: Operation) -> None:
+        """The operation waits for the journal no longer."""
+        self._watch.journalled(operation)
+
+    def closing(self, operation: Operation) -> None:
+        """The operation's task is done with it; what remains is the record."""
+        self._watch.closing(operation)
+
     def usage(self, request_id: str, tenant_id: str) -> OperationRecord | Reservation | None:
         """A tenant's operation: its final record, or its reservation while it is open."""
         return self.journal.get(request_id, tenant_id) or self.journal.get_open(request_id, tenant_id)
+
+    @property
+    def open_operations(self) -> Iterable[Operation]:
+        return self._open.values()
 
     # --- start and stop -------------------------------------------------------------------------------
 
     async def recover(self, records: Iterable[AttemptRecord]) -> int:
         """Close what an earlier life left open, from what its workers noted. Returns how many there were."""
-        by_attempt = {record.attempt_id: record for record in records}
+        by_request: dict[str, AttemptRecord] = {}
+        for record in records:
+            # Of several attempts of a request only the last one can have run.
+            by_request[record.attempt_id.rpartition(".")[0]] = record
         durable = []
         for reservation in self.journal.open_reservations():
-            record = by_attempt.get(f"{reservation.request_id}.1")
-            counts = NOTHING if record is None else counts_of(record)
+            found = by_request.get(reservation.request_id)
+            counts = NOTHING if found is None else counts_of(found)
             durable.append(
                 self.journal.settle(
-                    close(reservation, RECOVERED, counts, worker_id=None, end_ts=self.clock.wall_us())
+                    close(
+                        reservation,
+                        RECOVERED,
+                        counts,
+                        worker_id=None,
+                        end_ts=self.clock.wall_us(),
+                        abort_policy=self.settings.ledger.abort_policy,
+                    )
                 )
             )
         if durable:
             await asyncio.gather(*durable)
             _log.warning("operations_recovered", count=len(durable))
-        self.admission.restore(self.journal.settled_since(self.clock.wall_us() - WINDOW_US))
+        self.accounts.restore(self.journal.settled_since(self.clock.wall_us() - WINDOW_US))
         return len(durable)
 
     def begin_stop(self, *, drain_s: float) -> None:
@@ -281,7 +309,7 @@ class Core:
 
     async def settle_open(self, *, seconds: float) -> None:
         """Wait for operations that are still being closed. Call after the gateway has drained."""
-        for operation in list(self._open):
+        for operation in list(self._open.values()):
             operation.refuse(refusals.shutting_down())
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
@@ -289,20 +317,98 @@ class Core:
     async def stop(self) -> None:
         """Wait once more, after the workers are gone, and close whatever is left."""
         await self.settle_open(seconds=10)
-        for operation in list(self._open):
+        for operation in list(self._open.values()):
             _log.error("operation_left_open", request_id=operation.request_id)
             self.settle(operation, SHUTDOWN, NOTHING)
+        self._watch.stop()
+        self._refusals.stop()
 
-    def _turn_away(self, operation: Operation, refusal: Refusal) -> Refusal:
+    # --- inside -----------------------------------------------------------------------------------------
+
+    def _applicant(
+        self, model: ServedModel, reservation: Reservation, max_tokens: int | None, *, is_exact: bool
+    ) -> Applicant:
+        return Applicant(
+            request_id=reservation.request_id,
+            tenant_id=reservation.tenant_id,
+            model_id=model.model_id,
+            accounts=self.accounts.of(
+                tenant_id=reservation.tenant_id,
+                api_key_id=reservation.api_key_id,
+                user_id=reservation.user_id,
+                model_id=model.model_id,
+            ),
+            prompt_tokens=reservation.prompt_tokens_estimated,
+            max_tokens=max_tokens,
+            default_max_tokens=self.settings.default_max_tokens,
+            context_tokens=model.context_tokens,
+            is_stream=reservation.mode == "stream",
+            can_be_counted=not is_exact and model.can_count,
+        )
+
+    def _turn_away(self, reservation: Reservation, refusal: Refusal) -> Refusal:
         """Record a refusal without waiting for the journal."""
-        self.settle(operation, ending_of(refusal), NOTHING)
+        self._refusals.record(reservation, refusal)
         return refusal
 
+    def _close(self, operation: Operation, ending: Ending, counts: Counts) -> OperationRecord:
+        return close(
+            operation.reservation,
+            ending,
+            counts,
+            worker_id=operation.replica_worker,
+            end_ts=self.clock.wall_us(),
+            abort_policy=self.settings.ledger.abort_policy,
+            delivered_tokens=None if ending.outcome == "completed" else operation.delivered_tokens,
+        )
+
+    def _ended(self, operation: Operation, record: OperationRecord) -> None:
+        operation.record = record
+        del self._open[operation.request_id]
+        self._watch.ended(operation)
+        self.metrics.settled(record)
+
+    def _acknowledge(self, operation: Operation) -> None:
+        """Let the worker forget its record once ours is durable, whoever waits for that."""
+        answer = operation.answer
+        if answer is not None and answer.is_recorded:
+            self.journal.flush().add_done_callback(
+                lambda done: answer.acknowledge() if done.exception() is None else None
+            )
+
+    async def _settle_late(self, operation: Operation) -> None:
+        """Wait for the record of an expired operation: it comes from its worker, or with that one's end."""
+        entry, expired = operation.entry, operation.record
+        assert operation.answer is not None and expired is not None
+        operation.answer.abort()
+        counts = await operation.answer.counts()
+        if counts.source == "none":
+            self.controller.forget(entry)
+            return
+        record = late(expired, counts, delivered_tokens=operation.delivered_tokens)
+        self.controller.settle_late(
+            entry,
+            used=record.charged_prompt_tokens + record.charged_completion_tokens,
+            now_us=self.clock.monotonic_us(),
+        )
+        _log.warning("late_settlement", request_id=operation.request_id)
+        await self.journal.late_settle(record)
+        operation.answer.acknowledge()
+
+    def _resume(self, model: ServedModel, replica_id: str) -> None:
+        model.queue.pause(replica_id, is_paused=False)
+        self._dispatch(model)
+
+    def _dispatch_all(self) -> None:
+        """A place is free, and a tenant may start one more, whatever the model."""
+        for model in self.models.values():
+            if model.queue.num_waiting:
+                self._dispatch(model)
+
     def _dispatch(self, model: ServedModel) -> None:
-        for operation, replica_id in model.queue.dispatch(_may_start):
-            book.grant(operation.accounts, is_stream=operation.is_stream)
-            operation.grant(model.replicas[replica_id])
-
-
-def _may_start(operation: Operation) -> bool:
-    return book.may_start(operation.accounts, is_stream=operation.is_stream)
+        now_us = self.clock.monotonic_us()
+        for entry in self.controller.dispatch(model.model_id, now_us):
+            assert entry.replica_id is not None
+            operation = self._open[entry.request_id]
+            operation.grant(model.replicas[entry.replica_id])
+            self._watch.granted(operation)

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 from headrace.api import refusals
 from headrace.api.completion import DONE, ChunkEncoder, Usage, completion
-from headrace.core.replica import Task
+from headrace.core.replica import ReplicaBusy, Task
 from headrace.errors import Refusal
 from headrace.ledger.closing import NOTHING, Counts
 from headrace.request.messages import Message
@@ -61,7 +61,14 @@ class EmbeddedAnswer:
             is_usage_wanted=task.call.is_usage_wanted,
         )
         self._record: AttemptRecord | None = None
+        self.tokens_told = 0
         self.exact_total: int | None = None
+
+    is_recorded = True
+
+    @property
+    def heard_us(self) -> int:
+        return self._attempt.heard_us
 
     async def begin(self) -> None:
         events = await self._attempt.take()
@@ -99,6 +106,7 @@ class EmbeddedAnswer:
             for event in events:
                 if isinstance(event, Piece):
                     if event.text:
+                        self.tokens_told = event.completion_tokens
                         yield chunks.text(event.text)
                 else:
                     self._check(event)
@@ -143,14 +151,15 @@ class EmbeddedAnswer:
             case Lost():
                 raise refusals.worker_lost()
 
-    def _refusal(self, rejected: Rejected) -> Refusal:
+    def _refusal(self, rejected: Rejected) -> Refusal | ReplicaBusy:
         if rejected.code == "context_length_exceeded":
             return refusals.context_length_exceeded(
                 prompt_tokens=rejected.prompt_tokens, context_tokens=self._replica.engine.context_tokens
             )
         if rejected.code == "invalid_prompt":
             return refusals.invalid_value("messages", rejected.message)
-        return refusals.no_worker(self._task.model, retry_after_s=2)
+        assert rejected.code == "draining"
+        return ReplicaBusy()
 
 
 def counts_of(record: AttemptRecord) -> Counts:

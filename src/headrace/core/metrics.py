@@ -71,6 +71,12 @@ class CoreMetrics:
         self._replies = Counter(
             "headrace_http_replies", "Replies by route and status.", ["route", "status"], registry=registry
         )
+        self._put_back = Counter(
+            "headrace_put_back",
+            "Requests that a full replica sent back to the head of the queue.",
+            ["model"],
+            registry=registry,
+        )
         self._unauthenticated = Counter(
             "headrace_unauthenticated",
             "Requests without a valid key, by reason.",
@@ -92,6 +98,9 @@ class CoreMetrics:
 
     def replied(self, route: str, status: int) -> None:
         self._count(self._replies, route, str(status)).inc()
+
+    def put_back(self, model: str) -> None:
+        self._count(self._put_back, model).inc()
 
     def unauthenticated(self, reason: str) -> None:
         self._unauthenticated.labels(reason).inc()

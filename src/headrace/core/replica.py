@@ -34,6 +34,15 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str
 
 
+class ReplicaBusy(Exception):
+    """The replica takes no more requests at the moment. The request goes back to the head of the queue."""
+
+    def __init__(self, *, retry_after_s: float | None = None) -> None:
+        super().__init__("the replica is full")
+        self.retry_after_s = retry_after_s
+        """When it wants to be asked again, if it said so."""
+
+
 class Answer(Protocol):
     """One attempt under way on a replica.
 
@@ -42,7 +51,10 @@ class Answer(Protocol):
     """
 
     async def begin(self) -> None:
-        """Wait until the replica has taken the prompt. A refusal here still has a status of its own."""
+        """Wait until the replica has taken the prompt. A refusal here still has a status of its own.
+
+        Raises `ReplicaBusy` if it takes none at the moment; then nothing ran.
+        """
         ...
 
     @property
@@ -63,6 +75,21 @@ class Answer(Protocol):
 
     def ending(self) -> bytes:
         """The last bytes of a stream that went well: finish reason, usage if asked for, `[DONE]`."""
+        ...
+
+    @property
+    def tokens_told(self) -> int:
+        """Tokens of the answer behind what `stream` has yielded so far."""
+        ...
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the replica keeps a record of the attempt until it is acknowledged."""
+        ...
+
+    @property
+    def heard_us(self) -> int | None:
+        """When the attempt was last known to be alive; None where others watch over that."""
         ...
 
     def abort(self) -> None:

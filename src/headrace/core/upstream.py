@@ -15,7 +15,7 @@ import structlog
 from headrace.api import refusals
 from headrace.api.completion import DONE
 from headrace.clock import Clock
-from headrace.core.replica import Task
+from headrace.core.replica import ReplicaBusy, Task
 from headrace.errors import ProtocolError, Refusal
 from headrace.http import (
     ClientResponse,
@@ -36,6 +36,8 @@ _ERROR: Final = re.compile(rb'^data:\s*\{\s*"error"\s*:')
 _INCLUDE_USAGE: Final = b',"stream_options":{"include_usage":true}}'
 _CLIENT_ERRORS: Final = frozenset({400, 404, 413, 415, 422})
 """Statuses that say something about the client's request; all others are the upstream's own trouble."""
+_BUSY: Final = frozenset({429, 503})
+"""Statuses by which a server says that it takes no more at the moment."""
 _ERROR_BYTES_MAX: Final = 64 * 1024
 
 
@@ -105,6 +107,9 @@ class UpstreamAnswer:
     """A relayed answer."""
 
     exact_total: int | None = None
+    is_recorded = False
+    heard_us: int | None = None
+    """The HTTP client has time limits of its own."""
 
     def __init__(self, replica: UpstreamReplica, task: Task) -> None:
         self._replica = replica
@@ -137,6 +142,10 @@ class UpstreamAnswer:
             )
             self._response = response
             self._replica.note(None)
+            if response.status in _BUSY:
+                retry_after_s = _seconds(response.headers.get(b"retry-after"))
+                response.close()
+                raise ReplicaBusy(retry_after_s=retry_after_s)
             if response.status != 200:
                 raise _status_refusal(response.status, await response.read(_ERROR_BYTES_MAX))
         except UpstreamError as error:
@@ -195,6 +204,10 @@ class UpstreamAnswer:
 
     def ending(self) -> bytes:
         return self._usage_event + DONE if self._task.call.is_usage_wanted else DONE
+
+    @property
+    def tokens_told(self) -> int:
+        return self._num_chunks
 
     def abort(self) -> None:
         if self._response is not None:
@@ -286,9 +299,15 @@ def _status_refusal(status: int, body: bytes) -> Refusal:
     """An upstream's refusal: its own words where the client can act on them, nothing of them elsewhere."""
     if status in _CLIENT_ERRORS:
         return refusals.upstream_refused(status, _message_of(body))
-    if status in (429, 503):
-        return refusals.upstream_busy()
     return refusals.upstream_failed(f"The upstream answered with status {status}.")
+
+
+def _seconds(retry_after: bytes | None) -> float | None:
+    """`Retry-After` in its form of seconds; the form of a date is not worth a clock."""
+    try:
+        return None if retry_after is None else float(retry_after)
+    except ValueError:
+        return None
 
 
 def _message_of(body: bytes) -> str:

@@ -7,18 +7,17 @@ Leaving at any point is an exception: a `Refusal` becomes the reply, a cancellat
 client is gone. The operation's scope gives everything back and writes the one record either way.
 """
 
-import asyncio
 import secrets
 from typing import Final
 
+from headrace.admission.controller import NeedsCount
 from headrace.api import chat, completion, refusals
 from headrace.api.chat import ChatCall
 from headrace.clock import Clock
 from headrace.config.settings import Settings
-from headrace.core.core import Core, NeedsCount
+from headrace.core.core import Core
 from headrace.core.operation import Operation
-from headrace.core.replica import Answer, Task
-from headrace.errors import Refusal
+from headrace.core.replica import Answer, ReplicaBusy, Task
 from headrace.gateway.exchange import Exchange, usage_headers
 from headrace.gateway.identify import require_scope
 from headrace.identity import Identity
@@ -47,12 +46,15 @@ class ChatCompletions:
         exchange.model = call.model
         exchange.is_stream = call.is_stream
         operation = await self._accept(exchange, identity, call)
-        exchange.limit_headers = self._core.admission.headers(operation.accounts)
+        exchange.limit_headers = self._core.accounts.headers(operation.entry.accounts)
         if operation.size.is_clamped:
             exchange.limit_headers += CLAMPED % operation.size.maximum
         try:
             async with operation:
-                await self._within_deadline(exchange, operation, call)
+                if call.is_stream:
+                    await self._stream(exchange, operation, call)
+                else:
+                    await self._complete(exchange, operation, call)
         finally:
             exchange.record = operation.record
 
@@ -70,32 +72,14 @@ class ChatCompletions:
             reservation = self._reservation(exchange, identity, call, prompt_tokens=min(exact, bound))
         return self._core.accept(reservation, max_tokens=call.max_tokens, is_exact=True)
 
-    async def _within_deadline(self, exchange: Exchange, operation: Operation, call: ChatCall) -> None:
-        """Answer; the deadline is set once a worker is granted, waiting has a limit of its own."""
-        try:
-            async with asyncio.timeout(None) as deadline:
-                if call.is_stream:
-                    await self._stream(exchange, operation, call, deadline)
-                else:
-                    await self._complete(exchange, operation, call, deadline)
-        except TimeoutError:
-            raise refusals.deadline_passed(self._settings.request_timeout_s) from None
-
-    async def _complete(
-        self, exchange: Exchange, operation: Operation, call: ChatCall, deadline: asyncio.Timeout
-    ) -> None:
-        if not await operation.granted(self._settings.queue.timeout_s):
-            raise self._queue_timeout()
-        answer = await self._begin(exchange, operation, call, deadline)
+    async def _complete(self, exchange: Exchange, operation: Operation, call: ChatCall) -> None:
+        answer = await self._begin(exchange, operation, call)
         body = await answer.complete()
         record = await operation.settle()
         exchange.send_json(body, headers=usage_headers(record) + exchange.limit_headers)
 
-    async def _stream(
-        self, exchange: Exchange, operation: Operation, call: ChatCall, deadline: asyncio.Timeout
-    ) -> None:
-        await self._wait_for_grant(exchange, operation)
-        answer = await self._begin(exchange, operation, call, deadline)
+    async def _stream(self, exchange: Exchange, operation: Operation, call: ChatCall) -> None:
+        answer = await self._begin(exchange, operation, call)
         responder = exchange.responder
         if not responder.has_started:
             exchange.start_stream()
@@ -106,51 +90,51 @@ class ChatCompletions:
         responder.write(answer.ending())
         responder.end()
 
+    async def _begin(self, exchange: Exchange, operation: Operation, call: ChatCall) -> Answer:
+        """Wait for a replica and start on it; should it be full after all, wait on as the next one."""
+        while True:
+            if call.is_stream:
+                await self._wait_for_grant(exchange, operation)
+            else:
+                await operation.granted()
+            answer = operation.start(self._task(exchange, operation, call))
+            try:
+                await answer.begin()
+            except ReplicaBusy as busy:
+                operation.put_back(busy)
+                continue
+            self._core.begun(operation, answer.exact_total)
+            return answer
+
     async def _wait_for_grant(self, exchange: Exchange, operation: Operation) -> None:
         """Hold the headers back for a while, so that a refusal keeps its status; then keep the client warm."""
-        settings = self._settings
-        limit_s = settings.queue.timeout_s
-        waited_s = min(settings.headers_after_ms / 1000, limit_s)
-        if await operation.granted(waited_s):
+        if await operation.granted(self._settings.headers_after_ms / 1000):
             return
-        while waited_s < limit_s:
+        while True:
             if not exchange.responder.has_started:
                 exchange.start_stream()
             exchange.responder.write(completion.KEEP_ALIVE)
-            pause_s = min(settings.keep_alive_ms / 1000, limit_s - waited_s)
-            if await operation.granted(pause_s):
+            if await operation.granted(self._settings.keep_alive_ms / 1000):
                 return
-            waited_s += pause_s
-        raise self._queue_timeout()
 
-    async def _begin(
-        self, exchange: Exchange, operation: Operation, call: ChatCall, deadline: asyncio.Timeout
-    ) -> Answer:
-        """Start on the granted replica, until it has taken the prompt and said how long it is."""
-        deadline.reschedule(asyncio.get_running_loop().time() + self._settings.request_timeout_s)
+    def _task(self, exchange: Exchange, operation: Operation, call: ChatCall) -> Task:
         waited_us = operation.granted_us - operation.accepted_us
         self._core.metrics.overhead.observe(
             max(0, self._clock.monotonic_us() - exchange.began_us - waited_us) / 1e6
         )
-        answer = operation.start(
-            Task(
-                attempt_id=operation.attempt_id,
-                tenant_id=operation.reservation.tenant_id,
-                completion_id=exchange.completion_id,
-                created_s=self._clock.wall_us() // 1_000_000,
-                model=call.model,
-                call=call,
-                max_tokens=operation.size.maximum,
-                is_limited=operation.size.is_limited,
-                sampling=call.sampling(self._defaults(operation)),
-                body=exchange.request.body,
-                traceparent=exchange.traceparent,
-            )
+        return Task(
+            attempt_id=operation.next_attempt_id(),
+            tenant_id=operation.reservation.tenant_id,
+            completion_id=exchange.completion_id,
+            created_s=self._clock.wall_us() // 1_000_000,
+            model=call.model,
+            call=call,
+            max_tokens=operation.size.maximum,
+            is_limited=operation.size.is_limited,
+            sampling=call.sampling(self._defaults(operation)),
+            body=exchange.request.body,
+            traceparent=exchange.traceparent,
         )
-        await answer.begin()
-        if answer.exact_total is not None:
-            operation.trim(answer.exact_total)
-        return answer
 
     def _defaults(self, operation: Operation) -> Sampling:
         model = operation.model.sampling
@@ -168,6 +152,7 @@ class ChatCompletions:
             request_id=exchange.request_id,
             tenant_id=identity.tenant,
             api_key_id=identity.jti,
+            department=self._core.directory.department_of(identity.jti),
             user_id=identity.user or call.user,  # a key bound to a user speaks for no other
             model=call.model,
             mode="stream" if call.is_stream else "complete",
@@ -176,10 +161,6 @@ class ChatCompletions:
             queue_enter_ts=self._clock.wall_us(),
             trace_id=exchange.trace_id,
         )
-
-    def _queue_timeout(self) -> Refusal:
-        limit_s = self._settings.queue.timeout_s
-        return refusals.queue_timeout(waited_s=limit_s, limit_s=limit_s)
 
 
 def _json_body(exchange: Exchange) -> bytes:

@@ -6,7 +6,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from headrace.api import refusals
-from headrace.core.admission import SHARED_LEVELS
+from headrace.core.accounts import SHARED_LEVELS
 from headrace.core.core import Core, ServedModel
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.identify import require_scope
@@ -51,8 +51,8 @@ class Reads:
         wanted = parse_qs(exchange.request.query.decode("latin-1")).get("model", [model])[0]
         if wanted not in self._core.models:
             raise refusals.model_not_found(wanted[:80])
-        accounts = self._core.admission.accounts_of(
-            tenant_id=identity.tenant, api_key_id=identity.jti, model=wanted
+        accounts = self._core.accounts.of(
+            tenant_id=identity.tenant, api_key_id=identity.jti, user_id=identity.user, model_id=wanted
         )
         own = [account for account in accounts if account.level not in SHARED_LEVELS]
         shared = [account for account in accounts if account.level in SHARED_LEVELS]
@@ -61,7 +61,7 @@ class Reads:
                 {
                     "object": "limits",
                     "model": wanted,
-                    "data": self._core.admission.describe(own),
+                    "data": self._core.accounts.describe(own),
                     # What others use is not this tenant's business; that a limit is there is.
                     "shared": [{"level": one.level, "limits": one.limits} for one in shared],
                 }

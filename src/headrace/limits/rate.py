@@ -26,6 +26,10 @@ class RequestRate:
         interval_us, _ = _parameters(rps)
         self._tat_us = max(self._tat_us, now_us) + interval_us
 
+    def give_back(self, rps: float) -> None:
+        """Undo a `take` of the same instant."""
+        self._tat_us -= _parameters(rps)[0]
+
     def remaining(self, rps: float, now_us: int) -> int:
         """How many requests would pass now, one after the other."""
         interval_us, tolerance_us = _parameters(rps)

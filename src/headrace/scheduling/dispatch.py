@@ -3,20 +3,39 @@
 Requests wait here and not inside engines, because an engine's queue cannot be reordered. A replica
 is given a request only when it has a free place; load is counted here, synchronously, and never read
 from a scrape.
+
+The queue is bounded in requests and in tokens, as a whole and for each tenant. A tenant that reaches its
+own bound is refused. When the whole queue is full and the newcomer's tenant is not the one that fills it, the
+tenant with the most waiting tokens gives up its newest requests: one tenant's flood never refuses another.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
+
+import msgspec
 
 Ticket = TypeVar("Ticket", bound=Hashable)
 
+Bound = Literal["requests", "tokens"]
+
+
+class QueueBounds(msgspec.Struct, frozen=True, kw_only=True):
+    """How much may wait for one model. Tokens are those that are held: prompt and longest answer."""
+
+    length: int
+    tokens: int
+    tenant_length: int
+    tenant_tokens: int
+
 
 class QueueFull(Exception):
-    """No place left in the queue of this model."""
+    """No place left in the queue of this model, or in this tenant's part of it."""
 
-    def __init__(self, *, limit: int, used: int) -> None:
-        super().__init__(f"{used} of {limit} places are taken")
+    def __init__(self, *, level: Literal["model", "tenant"], bound: Bound, limit: int, used: int) -> None:
+        super().__init__(f"{used} of {limit} {bound} are taken")
+        self.level = level
+        self.bound = bound
         self.limit = limit
         self.used = used
 
@@ -26,26 +45,44 @@ class NoReplica(Exception):
 
 
 class _Replica:
-    __slots__ = ("capacity", "replica_id", "running")
+    __slots__ = ("capacity", "is_paused", "replica_id", "running")
 
     def __init__(self, replica_id: str, capacity: int) -> None:
         self.replica_id = replica_id
         self.capacity = capacity
         self.running = 0
+        self.is_paused = False
+
+
+class _Share(Generic[Ticket]):
+    """What one tenant has waiting: its tickets in order of arrival, with their tokens."""
+
+    __slots__ = ("tickets", "tokens")
+
+    def __init__(self) -> None:
+        self.tickets: OrderedDict[Ticket, int] = OrderedDict()
+        self.tokens = 0
 
 
 class ModelQueue(Generic[Ticket]):
     """The queue and the replicas of one model. A ticket stands for a request."""
 
-    def __init__(self, *, length_max: int) -> None:
-        self._length_max = length_max
-        self._waiting: OrderedDict[Ticket, None] = OrderedDict()
+    def __init__(self, bounds: QueueBounds) -> None:
+        self._bounds = bounds
+        self._waiting: OrderedDict[Ticket, str] = OrderedDict()
+        """Ticket and its tenant, next one first."""
+        self._shares: dict[str, _Share[Ticket]] = {}
+        self._tokens = 0
         self._replicas: dict[str, _Replica] = {}
         self._expected: set[str] = set()
 
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self._tokens
 
     @property
     def num_running(self) -> int:
@@ -55,6 +92,16 @@ class ModelQueue(Generic[Ticket]):
         replica = self._replicas.get(replica_id)
         return replica.running if replica else 0
 
+    def places(self) -> Iterator[tuple[str, int, int]]:
+        """(replica, its capacity, how many run there)"""
+        for replica in self._replicas.values():
+            yield replica.replica_id, replica.capacity, replica.running
+
+    def waiting_of(self, tenant: str) -> tuple[int, int]:
+        """(requests, tokens) of a tenant that wait."""
+        share = self._shares.get(tenant)
+        return (len(share.tickets), share.tokens) if share else (0, 0)
+
     # --- replicas -----------------------------------------------------------------------------------
 
     def expect(self, replica_id: str) -> None:
@@ -62,7 +109,7 @@ class ModelQueue(Generic[Ticket]):
         self._expected.add(replica_id)
 
     def give_up(self, replica_id: str) -> None:
-        """A replica will not come (back)."""
+        """A replica will not come (back), and what ran on it is gone with it: `release` does nothing."""
         self._expected.discard(replica_id)
         self._replicas.pop(replica_id, None)
 
@@ -72,32 +119,52 @@ class ModelQueue(Generic[Ticket]):
         self._expected.discard(replica_id)
         self._replicas[replica_id] = _Replica(replica_id, capacity)
 
-    def remove(self, replica_id: str) -> None:
-        """A replica is gone, and what ran on it with it. `release` for those requests does nothing."""
-        self._replicas.pop(replica_id, None)
+    def pause(self, replica_id: str, *, is_paused: bool) -> None:
+        """A replica said that it is full (or may be asked again): it is granted nothing meanwhile."""
+        replica = self._replicas.get(replica_id)
+        if replica is not None:
+            replica.is_paused = is_paused
 
     # --- requests -----------------------------------------------------------------------------------
 
-    def enter(self, ticket: Ticket, *, may_start: bool = True) -> None:
+    def enter(self, ticket: Ticket, *, tenant: str, tokens: int, may_start: bool = True) -> list[Ticket]:
         """Take a place in the queue. A refusal changes nothing.
 
-        Raises `NoReplica` if nobody serves or will serve the model, `QueueFull` if all places are
-        taken. A request that can start at once never finds the queue full.
+        Returns the tickets that had to give up their places for this one. Raises `NoReplica` if nobody
+        serves or will serve the model, `QueueFull` if all places are taken. A request that can start
+        at once never finds the queue full.
         """
         assert ticket not in self._waiting
         if not self._replicas and not self._expected:
             raise NoReplica
+        evicted: list[Ticket] = []
         # As long as a replica has room, those who wait are those who may not start yet.
-        can_start = may_start and self._pick() is not None
-        if not can_start and len(self._waiting) >= self._length_max:
-            raise QueueFull(limit=self._length_max, used=len(self._waiting))
-        self._waiting[ticket] = None
+        if not (may_start and self._pick() is not None):
+            self._check_tenant(tenant, tokens)
+            evicted = self._make_room(tenant, tokens)
+        self._waiting[ticket] = tenant
+        self._add(ticket, tenant, tokens)
+        return evicted
+
+    def put_back(self, ticket: Ticket, replica_id: str, *, tenant: str, tokens: int) -> None:
+        """A granted request could not start: it is the next one again. Bounds do not count it out."""
+        self.release(replica_id)
+        self._waiting[ticket] = tenant
+        self._waiting.move_to_end(ticket, last=False)
+        self._add(ticket, tenant, tokens)
+        self._shares[tenant].tickets.move_to_end(ticket, last=False)
 
     def leave(self, ticket: Ticket) -> bool:
         """Give up the place in the queue. False if the ticket was not waiting (any more)."""
-        if ticket not in self._waiting:
+        tenant = self._waiting.pop(ticket, None)
+        if tenant is None:
             return False
-        del self._waiting[ticket]
+        share = self._shares[tenant]
+        tokens = share.tickets.pop(ticket)
+        share.tokens -= tokens
+        self._tokens -= tokens
+        if not share.tickets:
+            del self._shares[tenant]
         return True
 
     def drop_hopeless(self) -> list[Ticket]:
@@ -106,6 +173,8 @@ class ModelQueue(Generic[Ticket]):
             return []
         tickets = list(self._waiting)
         self._waiting.clear()
+        self._shares.clear()
+        self._tokens = 0
         return tickets
 
     def dispatch(self, may_start: Callable[[Ticket], bool] | None = None) -> Iterator[tuple[Ticket, str]]:
@@ -114,15 +183,18 @@ class ModelQueue(Generic[Ticket]):
         Requests for which `may_start` says no keep their place and let others pass. It is asked right
         before each grant, so what the caller does with a grant counts for the next.
         """
+        replica = self._pick()
+        if replica is None:
+            return
         for ticket in list(self._waiting):
+            if may_start is not None and not may_start(ticket):
+                continue
+            self.leave(ticket)
+            replica.running += 1
+            yield ticket, replica.replica_id
             replica = self._pick()
             if replica is None:
                 return
-            if may_start is not None and not may_start(ticket):
-                continue
-            del self._waiting[ticket]
-            replica.running += 1
-            yield ticket, replica.replica_id
 
     def release(self, replica_id: str) -> None:
         """A granted request has left its replica."""
@@ -138,11 +210,59 @@ class ModelQueue(Generic[Ticket]):
                 return place
         return 0
 
+    # --- inside -----------------------------------------------------------------------------------------
+
+    def _add(self, ticket: Ticket, tenant: str, tokens: int) -> None:
+        share = self._shares.get(tenant)
+        if share is None:
+            share = self._shares[tenant] = _Share()
+        share.tickets[ticket] = tokens
+        share.tokens += tokens
+        self._tokens += tokens
+
+    def _check_tenant(self, tenant: str, tokens: int) -> None:
+        length, waiting = self.waiting_of(tenant)
+        bounds = self._bounds
+        if length >= bounds.tenant_length:
+            raise QueueFull(level="tenant", bound="requests", limit=bounds.tenant_length, used=length)
+        if waiting + tokens > bounds.tenant_tokens:
+            raise QueueFull(level="tenant", bound="tokens", limit=bounds.tenant_tokens, used=waiting)
+
+    def _make_room(self, tenant: str, tokens: int) -> list[Ticket]:
+        """Room for one more, if need be at the expense of the tenants that have the most waiting."""
+        bounds = self._bounds
+        length, waiting = len(self._waiting), self._tokens
+        if length < bounds.length and waiting + tokens <= bounds.tokens:
+            return []
+        if length >= bounds.length:
+            full = QueueFull(level="model", bound="requests", limit=bounds.length, used=length)
+        else:
+            full = QueueFull(level="model", bound="tokens", limit=bounds.tokens, used=waiting)
+        own = self.waiting_of(tenant)[1] + tokens
+        left = {name: share.tokens for name, share in self._shares.items() if name != tenant}
+        newest = {name: reversed(self._shares[name].tickets.items()) for name in left}
+        evicted: list[Ticket] = []
+        while length >= bounds.length or waiting + tokens > bounds.tokens:
+            largest = max(left, key=lambda name: left[name], default=None)
+            # Whoever would have as much waiting as the largest gains nothing by pushing it out.
+            if largest is None or own >= left[largest]:
+                raise full
+            ticket, freed = next(newest[largest])
+            evicted.append(ticket)
+            left[largest] -= freed
+            waiting -= freed
+            length -= 1
+        for ticket in evicted:
+            self.leave(ticket)
+        return evicted
+
     def _pick(self) -> _Replica | None:
         best: _Replica | None = None
         for replica in self._replicas.values():
-            if replica.running < replica.capacity and (
-                best is None or replica.running * best.capacity < best.running * replica.capacity
+            if (
+                not replica.is_paused
+                and replica.running < replica.capacity
+                and (best is None or replica.running * best.capacity < best.running * replica.capacity)
             ):
                 best = replica
         return best

@@ -12,8 +12,9 @@ from typing import Final, cast
 
 import msgspec
 
+from headrace.clock import Clock
 from headrace.errors import ProtocolError
-from headrace.framing import FrameSplitter, frame
+from headrace.framing import FrameSplitter, FrameWriter
 from headrace.request.messages import Message
 from headrace.worker.messages import (
     PROTOCOL_VERSION,
@@ -50,10 +51,13 @@ AttemptEvent = Accepted | Rejected | Piece | AttemptRecord | Lost
 class Attempt:
     """One attempt as the gateway sees it. `take` for its events, `record` for its end."""
 
-    __slots__ = ("_events", "_waiter", "attempt_id", "record")
+    __slots__ = ("_clock", "_events", "_waiter", "attempt_id", "heard_us", "record")
 
-    def __init__(self, attempt_id: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, attempt_id: str, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
+        self._clock = clock
         self.attempt_id = attempt_id
+        self.heard_us = clock.monotonic_us()
+        """When the worker last said anything of it, be it that it is still there."""
         self.record: asyncio.Future[AttemptRecord | Rejected | None] = loop.create_future()
         """How it ended: its record, or `Rejected`, or None if it died with its worker without a trace."""
         self._events: list[AttemptEvent] = []
@@ -80,6 +84,7 @@ class Attempt:
 
     def push(self, event: AttemptEvent) -> None:
         self._events.append(event)
+        self.heard_us = self._clock.monotonic_us()
         self._wake()
 
     def _wake(self) -> None:
@@ -94,8 +99,10 @@ class Attempt:
 class WorkerLink(asyncio.Protocol):
     """A connection to one worker. Made by `connect`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
         self._loop = loop
+        self._clock = clock
+        self._writer = FrameWriter()
         self._splitter = FrameSplitter()
         self._transport: asyncio.Transport | None = None
         self._attempts: dict[str, Attempt] = {}
@@ -108,10 +115,10 @@ class WorkerLink(asyncio.Protocol):
         self._heard_s = loop.time()
 
     @classmethod
-    async def connect(cls, path: Path) -> tuple["WorkerLink", Hello]:
+    async def connect(cls, path: Path, clock: Clock) -> tuple["WorkerLink", Hello]:
         """Connect and wait for the worker's `Hello`. Raises `OSError` or `ProtocolError`."""
         loop = asyncio.get_running_loop()
-        _, link = await loop.create_unix_connection(lambda: cls(loop), str(path))
+        _, link = await loop.create_unix_connection(lambda: cls(loop, clock), str(path))
         hello = await link._hello
         if hello.protocol_version != PROTOCOL_VERSION:
             link.close()
@@ -122,7 +129,7 @@ class WorkerLink(asyncio.Protocol):
 
     def submit(self, submit: Submit) -> Attempt:
         """Start an attempt. On a lost connection it is lost at once."""
-        attempt = Attempt(submit.attempt_id, self._loop)
+        attempt = Attempt(submit.attempt_id, self._loop, self._clock)
         if self.lost.is_set():
             attempt.push(LOST)
             attempt.resolve(None)
@@ -205,6 +212,7 @@ class WorkerLink(asyncio.Protocol):
             case Status():
                 self.status = message
                 self._heard_s = self._loop.time()
+                self._saw(message.attempts)
             case Counted(number, prompt_tokens):
                 counted = self._counts.get(number)
                 if counted is not None and not counted.done():
@@ -212,6 +220,13 @@ class WorkerLink(asyncio.Protocol):
             case Hello():
                 if not self._hello.done():
                     self._hello.set_result(message)
+
+    def _saw(self, attempt_ids: list[str]) -> None:
+        now_us = self._clock.monotonic_us()
+        for attempt_id in attempt_ids:
+            attempt = self._attempts.get(attempt_id)
+            if attempt is not None:
+                attempt.heard_us = now_us
 
     def _route(self, news: News) -> None:
         attempts = self._attempts
@@ -248,4 +263,4 @@ class WorkerLink(asyncio.Protocol):
 
     def _send(self, message: ToWorker) -> None:
         assert self._transport is not None
-        self._transport.write(frame(_encode(message)))
+        self._transport.write(self._writer.frame(_encode(message)))

@@ -16,7 +16,7 @@ from headrace.engine.protocol import EngineInfo
 from headrace.request.messages import Message
 from headrace.request.sampling import Sampling
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 FinishReason = Literal["stop", "length", "aborted", "error"]
 
@@ -138,6 +138,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     running: int
     waiting: int
+    attempts: list[str]
+    """The receiver's attempts that are here and not over: their leases may be renewed."""
     step_age_s: float
     """For how long the engine's step at hand has been running; 0 between steps."""
     is_draining: bool

@@ -18,7 +18,7 @@ from headrace import bounds
 from headrace.clock import Clock
 from headrace.engine.protocol import EngineInfo
 from headrace.errors import ProtocolError
-from headrace.framing import FrameSplitter, frame
+from headrace.framing import FrameSplitter, FrameWriter
 from headrace.request.messages import Message
 from headrace.worker.loop import EngineLoop, LoopNews
 from headrace.worker.messages import (
@@ -262,14 +262,19 @@ class WorkerServer:
         assert self._loop is not None
         while True:
             await asyncio.sleep(STATUS_SECONDS)
-            status = Status(
-                running=self._loop.num_running,
-                waiting=self._loop.num_waiting,
-                step_age_s=self._stats.step_age_s(self._clock.monotonic_us()),
-                is_draining=self._is_draining,
-            )
-            for connection in self._connections.values():
-                connection.send(status)
+            owned: dict[int, list[str]] = {}
+            for attempt_id, number in self._attempts.items():
+                owned.setdefault(number, []).append(attempt_id)
+            for number, connection in list(self._connections.items()):
+                connection.send(
+                    Status(
+                        running=self._loop.num_running,
+                        waiting=self._loop.num_waiting,
+                        attempts=owned.get(number, []),
+                        step_age_s=self._stats.step_age_s(self._clock.monotonic_us()),
+                        is_draining=self._is_draining,
+                    )
+                )
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -283,6 +288,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, server: WorkerServer) -> None:
         self._server = server
         self._splitter = FrameSplitter()
+        self._writer = FrameWriter()
         self._transport: asyncio.Transport | None = None
         self._number = -1
 
@@ -305,7 +311,7 @@ class _Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        transport.write(frame(_encode(message)))
+        transport.write(self._writer.frame(_encode(message)))
         if transport.get_write_buffer_size() > WRITE_BYTES_MAX:
             _log.warning("gateway_too_slow", waiting_bytes=transport.get_write_buffer_size())
             transport.abort()

@@ -1,24 +1,23 @@
-"""The limits of the core: which accounts a request falls under, and what stands in its way.
+"""Which accounts a caller falls under, and what clients are told of them: refusals, headers, `GET /v1/limits`.
 
-The decisions are `headrace.limits`; here is where the accounts are kept. They are a projection of the
-ledger: built anew at the start from what was settled in the last minute, moved on by the same calls that
-write to the journal. An account without limits and without anything taken is not kept.
+The accounts and every decision about them are `headrace.admission`'s; here they meet the directory, which
+knows the limits, and the clock.
 """
 
 from collections.abc import Iterable
 from typing import Final
 
+from headrace.admission.accounts import Accounts, LevelLimits
 from headrace.api import refusals
 from headrace.clock import Clock
 from headrace.config.limits import UNLIMITED, Level, Limits
 from headrace.core.directory import Directory
 from headrace.errors import Refusal
 from headrace.ledger.records import OperationRecord
-from headrace.limits import book
-from headrace.limits.book import Account, Ask, Excess
+from headrace.limits.book import Account, Excess
 
-ACCOUNTS_MAX = 100_000
-"""When there are so many, those that hold nothing are dropped."""
+CALLERS_MAX: Final = 10_000
+"""Callers whose accounts are remembered."""
 
 _REQUEST_HEADERS = (
     b"x-ratelimit-limit: %d\r\nx-ratelimit-remaining: %d\r\n"
@@ -36,55 +35,48 @@ SHARED_LEVELS: Final = ("cluster", "model")
 """Levels whose accounts many tenants fill together."""
 
 
-class Admission:
-    """All accounts. Belongs to the core's loop."""
+class CallerAccounts:
+    """The accounts of callers, in the terms of clients. Belongs to the core's loop."""
 
-    def __init__(self, directory: Directory, clock: Clock, *, cluster: Limits) -> None:
+    def __init__(self, accounts: Accounts, directory: Directory, clock: Clock, *, cluster: Limits) -> None:
+        self._accounts = accounts
         self._directory = directory
         self._clock = clock
         self._cluster = cluster
         self._models: dict[str, Limits] = {}
-        self._accounts: dict[tuple[Level, str], Account] = {}
+        self._found: dict[tuple[str, str | None, str], tuple[object, int, tuple[Account, ...]]] = {}
+        """By key, user and model: the levels they were made for, the generation, the accounts."""
 
     def set_model_limits(self, model_id: str, limits: Limits) -> None:
         self._models[model_id] = limits
+        self._found.clear()
 
-    def accounts_of(self, *, tenant_id: str, api_key_id: str, model: str) -> tuple[Account, ...]:
+    def of(
+        self, *, tenant_id: str, api_key_id: str, user_id: str | None, model_id: str
+    ) -> tuple[Account, ...]:
         """Every account a request falls under, with the limits that are in force now."""
-        tenant, key = self._directory.limits_of(tenant_id, api_key_id)
-        return (
-            self._account("cluster", "", self._cluster),
-            self._account("model", model, self._models.get(model, UNLIMITED)),
-            self._account("tenant", tenant_id, tenant),
-            self._account("key", api_key_id, key),
+        levels = self._directory.levels(tenant_id, api_key_id, user_id, model_id)
+        found = self._found.get((api_key_id, user_id, model_id))
+        if found is not None and found[0] is levels and found[1] == self._accounts.generation:
+            return found[2]
+        shared: tuple[LevelLimits, ...] = (
+            ("cluster", "", self._cluster),
+            ("model", model_id, self._models.get(model_id, UNLIMITED)),
         )
-
-    def excess(self, accounts: Iterable[Account], ask: Ask) -> Excess | None:
-        return book.decide(accounts, ask, self._clock.monotonic_us())
-
-    def hold(self, accounts: Iterable[Account], ask: Ask) -> None:
-        book.hold(accounts, ask, self._clock.monotonic_us())
-
-    def settle(self, accounts: Iterable[Account], *, held: int, used: int) -> None:
-        book.settle(accounts, held=held, used=used, now_us=self._clock.monotonic_us())
-
-    def room(self, accounts: Iterable[Account]) -> int | None:
-        """Tokens that fit now at every level; None if nothing limits them."""
-        return book.tightest_room(accounts, self._clock.monotonic_us())
+        accounts = self._accounts.of(shared + levels, self._clock.monotonic_us())
+        if len(self._found) >= CALLERS_MAX:
+            self._found.clear()
+        self._found[api_key_id, user_id, model_id] = (levels, self._accounts.generation, accounts)
+        return accounts
 
     def restore(self, records: Iterable[OperationRecord]) -> None:
         """Count what was settled before this process began. Oldest first."""
         now_us, wall_us = self._clock.monotonic_us(), self._clock.wall_us()
         for record in records:
-            tokens = record.prompt_tokens + record.completion_tokens
             settled_us = now_us - max(0, wall_us - record.end_ts)
-            for level, account_id in (
-                ("cluster", ""),
-                ("model", record.model),
-                ("tenant", record.tenant_id),
-                ("key", record.api_key_id),
-            ):
-                self._account(level, account_id, UNLIMITED).window.add(tokens, settled_us)  # type: ignore[arg-type]
+            tokens = record.charged_prompt_tokens + record.charged_completion_tokens
+            for level, account_id in _levels_of(record):
+                self._accounts.restore(level, account_id, tokens=tokens, settled_us=settled_us)
 
     def refusal(self, excess: Excess) -> Refusal:
         """The reply to a request that does not fit."""
@@ -145,20 +137,22 @@ class Admission:
         free_us = account.window.free_at_us(limit, limit - account.window.held, now_us)
         return self._clock.wall_us() + max(0, free_us - now_us) if free_us else None
 
-    def _account(self, level: Level, account_id: str, limits: Limits) -> Account:
-        account = self._accounts.get((level, account_id))
-        if account is None:
-            if len(self._accounts) >= ACCOUNTS_MAX:
-                self._drop_idle()
-            account = self._accounts[(level, account_id)] = Account(level, account_id, limits)
-        account.limits = limits
-        return account
 
-    def _drop_idle(self) -> None:
-        now_us = self._clock.monotonic_us()
-        self._accounts = {
-            name: account for name, account in self._accounts.items() if not account.is_idle(now_us)
-        }
+def _levels_of(record: OperationRecord) -> list[tuple[Level, str]]:
+    """The accounts that an operation counts at, by the ids that `Directory.levels` gives them."""
+    tenant = record.tenant_id
+    levels: list[tuple[Level, str]] = [
+        ("cluster", ""),
+        ("model", record.model),
+        ("tenant", tenant),
+        ("tenant_model", f"{tenant}/{record.model}"),
+        ("key", record.api_key_id),
+    ]
+    if record.department is not None:
+        levels.append(("department", f"{tenant}/{record.department}"))
+    if record.user_id is not None:
+        levels.append(("user", f"{tenant}/{record.user_id}"))
+    return levels
 
 
 def _request_room(account: Account, now_us: int) -> tuple[int, int, int] | None:

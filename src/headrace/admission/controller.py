@@ -1,0 +1,256 @@
+"""Accept, grant, renew, settle, expire: one owner, one thread, every decision complete or not made at all.
+
+    accept ──▶ dispatch (grant) ──▶ renew … ──▶ settle
+      │            ▲    └─ put_back ─┘  └──▶ expire ──▶ settle_late
+      └────────────┴───────────────────────▶ settle
+
+Accepting takes the rates and holds the tokens; granting takes concurrency, streams and a place on a replica,
+so a waiting request holds neither. A refusal changes nothing. `headrace.admission.invariants` says what is
+true between any two calls.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from headrace.admission.accounts import Accounts
+from headrace.admission.entry import Entry, IllegalTransition, Phase
+from headrace.limits import book
+from headrace.limits.book import Account, Ask, Excess
+from headrace.scheduling.dispatch import ModelQueue, QueueBounds
+
+TOKEN_LIMITS = frozenset({"tpm", "prompt_tokens", "total_tokens"})
+"""Limits that a bound may exceed where the exact count would not."""
+
+
+class LimitReached(Exception):
+    """A limit stands against the request."""
+
+    def __init__(self, excess: Excess) -> None:
+        super().__init__(excess.limit_type)
+        self.excess = excess
+
+
+class NeedsCount(Exception):
+    """The bound of the prompt does not fit; its exact count may."""
+
+
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """How large a request may become, in tokens."""
+
+    maximum: int
+    """Most tokens of the answer: what the client asked for, or what stands in for it."""
+    total: int
+    """Prompt and answer: what is held."""
+    is_clamped: bool
+    """The client set no maximum and a limit made it smaller than the default."""
+    is_limited: bool
+    """Some level limits tokens, so the maximum has to be kept."""
+
+
+class Admitted(msgspec.Struct, frozen=True, gc=False):
+    """A request that was accepted."""
+
+    entry: Entry
+    size: Size
+    evicted: list[Entry]
+    """Other tenants' waiting requests that gave up their places for this one. They are still to be settled."""
+
+
+class Applicant(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a request brings along."""
+
+    request_id: str
+    tenant_id: str
+    model_id: str
+    accounts: tuple[Account, ...]
+    """Every account it falls under."""
+    prompt_tokens: int
+    """Exact, or an upper bound."""
+    max_tokens: int | None
+    default_max_tokens: int
+    context_tokens: int | None
+    """Most tokens of prompt and answer together; None where it is not known."""
+    is_stream: bool
+    can_be_counted: bool
+    """Whether a replica could say the exact count where the bound does not fit."""
+
+
+class AdmissionController:
+    """All queues, accounts and open operations of one core."""
+
+    def __init__(self, *, lease_us: int) -> None:
+        self._lease_us = lease_us
+        self.accounts = Accounts()
+        self.queues: dict[str, ModelQueue[Entry]] = {}
+        self.entries: dict[str, Entry] = {}
+        """Operations that are accepted and neither settled nor expired, by request id."""
+        self.expired: dict[str, Entry] = {}
+        """Operations whose lease ran out and whose record may still come."""
+
+    def add_model(self, model_id: str, bounds: QueueBounds) -> ModelQueue[Entry]:
+        assert model_id not in self.queues
+        queue = self.queues[model_id] = ModelQueue(bounds)
+        return queue
+
+    def remove_replica(self, model_id: str, replica_id: str, *, successor_id: str | None) -> list[Entry]:
+        """A replica is gone. Returns those who waited in vain: no other is left or expected. They are still
+        to be settled, like those who ran on it.
+        """
+        queue = self.queues[model_id]
+        if successor_id is not None:
+            queue.expect(successor_id)
+        queue.give_up(replica_id)
+        hopeless = queue.drop_hopeless()
+        for entry in hopeless:
+            entry.move(Phase.DROPPED)
+        return hopeless
+
+    # --- accept ---------------------------------------------------------------------------------------
+
+    def accept(self, applicant: Applicant, now_us: int) -> Admitted:
+        """Check every limit, hold the tokens and take a place in the queue: all or nothing.
+
+        Raises `NeedsCount`, `LimitReached`, `QueueFull`, `NoReplica`; then nothing has changed.
+        """
+        request_id = applicant.request_id
+        if request_id in self.entries:
+            raise IllegalTransition(f"{request_id} is accepted a second time")
+        accounts = applicant.accounts
+        size = _size(applicant, book.tightest_room(accounts, now_us))
+        ask = Ask(
+            prompt_tokens=applicant.prompt_tokens, total_tokens=size.total, is_stream=applicant.is_stream
+        )
+        excess = book.decide(accounts, ask, now_us)
+        if excess is not None:
+            if applicant.can_be_counted and excess.limit_type in TOKEN_LIMITS:
+                raise NeedsCount
+            raise LimitReached(excess)
+        entry = Entry(
+            request_id=request_id,
+            tenant_id=applicant.tenant_id,
+            model_id=applicant.model_id,
+            is_stream=applicant.is_stream,
+            accounts=accounts,
+            held=size.total,
+        )
+        evicted = self.queues[applicant.model_id].enter(
+            entry,
+            tenant=entry.tenant_id,
+            tokens=size.total,
+            may_start=book.may_start(accounts, is_stream=entry.is_stream),
+        )
+        for other in evicted:
+            other.move(Phase.DROPPED)
+        book.hold(accounts, ask, now_us)
+        self.entries[request_id] = entry
+        return Admitted(entry, size, evicted)
+
+    def take_back(self, entry: Entry, now_us: int) -> None:
+        """Undo an acceptance that could not be journalled, at the same instant: as if it had never been."""
+        for account in entry.accounts:
+            if account.limits.rps is not None:
+                account.rate.give_back(account.limits.rps)
+        self.settle(entry, used=0, now_us=now_us)
+
+    # --- grant ----------------------------------------------------------------------------------------
+
+    def dispatch(self, model_id: str, now_us: int) -> Iterator[Entry]:
+        """Grant places to those who may start, next one first. `entry.replica_id` says where."""
+        for entry, replica_id in self.queues[model_id].dispatch(_may_start):
+            entry.move(Phase.GRANTED)
+            entry.replica_id = replica_id
+            entry.lease_until_us = now_us + self._lease_us
+            book.grant(entry.accounts, is_stream=entry.is_stream)
+            yield entry
+
+    def put_back(self, entry: Entry) -> None:
+        """The replica was full after all: the request is the next one again, and the replica is paused
+        until `ModelQueue.pause` says otherwise.
+        """
+        assert entry.replica_id is not None
+        entry.move(Phase.WAITING)
+        replica_id, entry.replica_id = entry.replica_id, None
+        book.release(entry.accounts, is_stream=entry.is_stream)
+        queue = self.queues[entry.model_id]
+        queue.put_back(entry, replica_id, tenant=entry.tenant_id, tokens=entry.held)
+        queue.pause(replica_id, is_paused=True)
+
+    def trim(self, entry: Entry, total: int) -> None:
+        """The exact prompt is known: hold no more than it and the longest answer need."""
+        if total < entry.held and entry.phase is Phase.GRANTED:
+            book.trim(entry.accounts, entry.held - total)
+            entry.held = total
+
+    def renew(self, entry: Entry, alive_us: int) -> None:
+        """Somebody saw the attempt alive at this time."""
+        if entry.phase is Phase.GRANTED:
+            entry.lease_until_us = max(entry.lease_until_us, alive_us + self._lease_us)
+
+    # --- end --------------------------------------------------------------------------------------------
+
+    def settle(self, entry: Entry, *, used: int, now_us: int) -> None:
+        """End an operation: what it holds becomes what it used, its place is free again."""
+        self._leave(entry, Phase.CLOSED)
+        book.settle(entry.accounts, held=entry.held, used=used, now_us=now_us)
+
+    def due(self, now_us: int) -> list[Entry]:
+        """Operations whose lease has run out."""
+        return [
+            entry
+            for entry in self.entries.values()
+            if entry.phase is Phase.GRANTED and entry.lease_until_us <= now_us
+        ]
+
+    def expire(self, entry: Entry, now_us: int) -> None:
+        """End an operation that nobody has seen alive during its lease. What it used is not known yet."""
+        self._leave(entry, Phase.EXPIRED)
+        book.settle(entry.accounts, held=entry.held, used=0, now_us=now_us)
+        self.expired[entry.request_id] = entry
+
+    def settle_late(self, entry: Entry, *, used: int, now_us: int) -> None:
+        """The record of an expired operation came after all: what it used counts from now on."""
+        entry.move(Phase.CLOSED)
+        del self.expired[entry.request_id]
+        book.settle(entry.accounts, held=0, used=used, now_us=now_us)
+
+    def forget(self, entry: Entry) -> None:
+        """No record of an expired operation will come any more."""
+        entry.move(Phase.CLOSED)
+        del self.expired[entry.request_id]
+
+    def _leave(self, entry: Entry, phase: Phase) -> None:
+        was = entry.phase
+        entry.move(phase)
+        del self.entries[entry.request_id]
+        queue = self.queues[entry.model_id]
+        if was is Phase.WAITING:
+            queue.leave(entry)
+        elif was is Phase.GRANTED:
+            assert entry.replica_id is not None
+            queue.release(entry.replica_id)
+            book.release(entry.accounts, is_stream=entry.is_stream)
+
+
+def _may_start(entry: Entry) -> bool:
+    return book.may_start(entry.accounts, is_stream=entry.is_stream)
+
+
+def _size(applicant: Applicant, room: int | None) -> Size:
+    """What to hold, and the maximum that makes it enough."""
+    context = applicant.context_tokens
+    prompt = applicant.prompt_tokens
+    maximum = applicant.default_max_tokens if applicant.max_tokens is None else applicant.max_tokens
+    if context is not None:
+        maximum = min(maximum, context)
+    is_clamped = False
+    if applicant.max_tokens is None and room is not None and prompt + maximum > room > prompt:
+        is_clamped = True
+        maximum = room - prompt
+    total = prompt + maximum
+    return Size(
+        maximum=maximum,
+        total=total if context is None else min(total, context),
+        is_clamped=is_clamped,
+        is_limited=room is not None,
+    )

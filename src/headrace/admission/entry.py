@@ -1,0 +1,79 @@
+"""One operation as the state machine sees it.
+
+    WAITING ──▶ GRANTED ──▶ CLOSED
+     │ │  ◀──────┘ │ (put back)
+     │ │           └──▶ EXPIRED ──▶ CLOSED   (the lease ran out; a late record may still come)
+     │ └──▶ DROPPED ──▶ CLOSED               (lost its place in the queue; to be settled)
+     └──▶ CLOSED
+
+`TRANSITIONS` is the whole truth about what may follow what; anything else is a bug and raises.
+"""
+
+from enum import Enum
+from typing import Final
+
+from headrace.limits.book import Account
+
+
+class Phase(Enum):
+    WAITING = "waiting"
+    DROPPED = "dropped"
+    GRANTED = "granted"
+    EXPIRED = "expired"
+    CLOSED = "closed"
+
+
+TRANSITIONS: Final = {
+    Phase.WAITING: frozenset({Phase.GRANTED, Phase.DROPPED, Phase.CLOSED}),
+    Phase.DROPPED: frozenset({Phase.CLOSED}),
+    Phase.GRANTED: frozenset({Phase.WAITING, Phase.EXPIRED, Phase.CLOSED}),
+    Phase.EXPIRED: frozenset({Phase.CLOSED}),
+    Phase.CLOSED: frozenset[Phase](),
+}
+
+
+class IllegalTransition(AssertionError):
+    """A bug of ours: something was released, granted or settled twice."""
+
+
+class Entry:
+    """What an accepted operation holds. Only `AdmissionController` changes it."""
+
+    __slots__ = (
+        "accounts",
+        "held",
+        "is_stream",
+        "lease_until_us",
+        "model_id",
+        "phase",
+        "replica_id",
+        "request_id",
+        "tenant_id",
+    )
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        tenant_id: str,
+        model_id: str,
+        is_stream: bool,
+        accounts: tuple[Account, ...],
+        held: int,
+    ) -> None:
+        self.request_id = request_id
+        self.tenant_id = tenant_id
+        self.model_id = model_id
+        self.is_stream = is_stream
+        self.accounts = accounts
+        self.held = held
+        """Tokens held at every account."""
+        self.phase = Phase.WAITING
+        self.replica_id: str | None = None
+        self.lease_until_us = 0
+        """While granted: when it expires unless it is renewed."""
+
+    def move(self, phase: Phase) -> None:
+        if phase not in TRANSITIONS[self.phase]:
+            raise IllegalTransition(f"{self.request_id} cannot go from {self.phase.value} to {phase.value}")
+        self.phase = phase
