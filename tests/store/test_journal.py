@@ -16,10 +16,11 @@ import pytest
 
 from headrace.errors import SetupError
 from headrace.ledger.records import OperationRecord
-from headrace.store import journal as journal_module
+from headrace.store import group_commit
 from headrace.store.errors import LedgerConflict, StoreUnavailable
-from headrace.store.journal import Durability, Journal
-from headrace.store.ledger_file import SCHEMA
+from headrace.store.group_commit import Durability
+from headrace.store.journal import Journal
+from headrace.store.ledger_schema import SCHEMA
 from tests.store.ledger_samples import StubClock, record, reservation
 
 pytestmark = pytest.mark.asyncio
@@ -159,7 +160,13 @@ async def test_the_journal_cannot_be_edited_or_cut(path: Path) -> None:
 async def test_there_is_one_column_for_each_field_of_the_record(path: Path) -> None:
     async with opened(path):
         columns = [row[1] for row in rows(path, "PRAGMA table_info(operations)")]
-    assert columns == [*OperationRecord.__struct_fields__, "reserve_seq", "settle_seq"]
+    assert columns == [
+        *OperationRecord.__struct_fields__,
+        "reserve_seq",
+        "settle_seq",
+        "late_seq",
+        "refund_seq",
+    ]
 
 
 async def test_only_the_owner_can_read_the_files(path: Path) -> None:
@@ -292,7 +299,7 @@ async def test_a_really_full_disk_loses_nothing_and_recovers(small_disk: Path) -
 
 
 async def test_closing_while_the_disk_refuses_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "CLOSE_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(group_commit, "CLOSE_SECONDS_MAX", 0.05)
     journal = Journal(path, StubClock())
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -330,7 +337,7 @@ async def test_a_failed_fsync_is_final(path: Path, monkeypatch: pytest.MonkeyPat
         def broken(descriptor: int) -> None:
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(journal_module.os, "fsync", broken)
+        monkeypatch.setattr(group_commit.os, "fsync", broken)
         with pytest.raises(StoreUnavailable, match="fsync failed"):
             await journal.reserve(reservation("bad"))
         monkeypatch.undo()
@@ -344,7 +351,7 @@ async def test_a_failed_fsync_is_final(path: Path, monkeypatch: pytest.MonkeyPat
 
 
 async def test_many_operations_with_checkpoints_between(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "CHECKPOINT_ENTRIES", 10)
+    monkeypatch.setattr(group_commit, "CHECKPOINT_ENTRIES", 10)
     monkeypatch.setattr("headrace.store.checkpoint.LOG_PAGES_MAX", 20)
 
     async def operations(journal: Journal, name: str) -> None:

@@ -20,6 +20,8 @@ Outcome = Literal[
     "timeout",  # a deadline passed
     "shutdown",  # headrace itself stopped
     "recovered",  # headrace died while it ran; closed from journal and progress file at the next start
+    "expired",  # the lease ran out; what it used is not known yet
+    "late",  # the lease had run out; what it used became known afterwards
 ]
 
 CountSource = Literal[
@@ -30,6 +32,13 @@ CountSource = Literal[
     "none",  # never reached an engine; counts are zero
 ]
 
+AbortPolicy = Literal[
+    "generated",  # what the engine computed and generated
+    "delivered",  # of the answer only what the client's connection got; nothing got, nothing charged
+    "free_on_error",  # nothing where the fault is ours or the engine's, else as `generated`
+]
+"""What an operation that was not completed is charged (`ledger.charging`)."""
+
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Opens an operation. Journalled before anything is sent to a worker."""
@@ -39,6 +48,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     api_key_id: str
     """The key's `jti`."""
     user_id: str | None = None
+    department: str | None = None
     model: str
     mode: Literal["stream", "complete"]
     prompt_tokens_estimated: int
@@ -51,9 +61,12 @@ class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The one final row of an operation."""
 
     request_id: str
+    num_requests: int = 1
+    """More than one: a row for so many refusals of the same kind; its id is that of the first."""
     attempt_ids: tuple[str, ...] = ()
     tenant_id: str
     user_id: str | None = None
+    department: str | None = None
     api_key_id: str
     model: str
     version: str | None = None
@@ -69,6 +82,14 @@ class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_cached: int = 0
     prompt_tokens_injected: int = 0
     completion_tokens: int = 0
+    delivered_tokens: int = 0
+    """Tokens of the answer that were handed to the client's connection; 0 also where that is not known."""
+    abort_policy: AbortPolicy = "generated"
+    charged_prompt_tokens: int = 0
+    charged_completion_tokens: int = 0
+    """What limits and bills count. Never more than what was used."""
+    refunded: bool = False
+    """An administrator took the charge back; what was used still stands."""
     reserved_tokens: int = 0
     gpu_memory_mb: float = 0.0
     """Peak KV memory of the operation, in MiB."""
@@ -85,9 +106,21 @@ class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
     status: int
     """HTTP status; 499 when the client went away."""
     outcome: Outcome
+    code: str | None = None
+    """The error code the client got, if it got one."""
     finish_reason: str | None = None
     count_source: CountSource
     policy_actions: tuple[str, ...] = ()
     price_version: str | None = None
     cost: str | None = None
     trace_id: str = ""
+
+
+class Refund(msgspec.Struct, frozen=True, kw_only=True):
+    """Takes back what an operation that has ended is charged."""
+
+    request_id: str
+    reason: str
+    actor: str
+    """The `jti` of the admin key, or the name of a role."""
+    at_ts: int

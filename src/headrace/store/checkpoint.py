@@ -11,7 +11,7 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-from headrace.store.ledger_file import SCHEMA
+from headrace.store.ledger_schema import SCHEMA
 from headrace.store.sqlite import open_database
 
 LOG_PAGES_MAX: Final = 4096

@@ -9,3 +9,11 @@ class StoreUnavailable(HeadraceError):
 
 class LedgerConflict(HeadraceError):
     """An operation was reserved or settled against the ledger's rules: our own mistake, never a client's."""
+
+
+class OperationUnknown(LedgerConflict):
+    """No operation of this id was ever reserved or refused."""
+
+
+class OperationOpen(LedgerConflict):
+    """The operation has not ended, so it cannot be corrected yet."""

@@ -1,105 +1,44 @@
 """The ledger as the core uses it: two-phase, exactly once, durable before it says so.
 
-Rules (ME-1): an operation is reserved once and settled once. The same again is a no-op that waits for the
-first to be durable; the same id with other content, or a settlement without a reservation, is a
-`LedgerConflict`.
+Rules (ME-1): an operation is reserved once and ends once: settled, void (nothing ran) or expired (nobody knows
+yet what was used). What an expired one used can be posted late, once; what an ended one is charged can be
+refunded, once. Each is a new row of the journal, and `operations` shows what they amount to. A refusal that
+held nothing is one row. The same again is a no-op that waits for the first to be durable; the same id with
+other content, an end without a reservation, or numbers that cannot be are a `LedgerConflict`, and nothing
+has changed.
 
-Group commit (ME-2): what is reserved and settled in one turn of the event loop goes into one transaction
-at the start of the next turn, on the loop itself. That costs the loop some 100 µs plus 10 µs an entry
-(`benchmarks/ledger_commit.py`); a writer thread would cost the same processor time and wait up to 5 ms for
-the interpreter lock at each of its many steps while the loop is busy. What waits for the disk, `fsync` and
-checkpoints, runs in threads in which one call into C does everything.
-
-Durability: at level `os` a future is done when the operating system has the data (survives `kill -9`), at
-`fsync` when the disk has it (survives a power cut; what SQLite calls `synchronous=FULL`, with the wait
-moved off the loop).
-
-A commit that fails (full disk, lock) loses nothing: entries stay, in order, and are tried again with
-growing pauses; their futures stay pending.
+Opening, writing and closing the file is `store.group_commit`.
 """
 
 import asyncio
-import fcntl
-import os
 import sqlite3
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import Final, Literal
-
-import structlog
 
 from headrace.clock import Clock
-from headrace.errors import SetupError
-from headrace.ledger.records import OperationRecord, Reservation
-from headrace.store.checkpoint import Checkpointer, is_contention
-from headrace.store.errors import LedgerConflict, StoreUnavailable
-from headrace.store.ledger_file import Batch, LedgerFile
-
-Durability = Literal["os", "fsync"]
-Futures = list[asyncio.Future[None]]
-
-PENDING_MAX: Final = 20_000
-"""Entries not written yet; beyond it `reserve` refuses. About 1.5 KB each."""
-CHECKPOINT_ENTRIES: Final = 2000
-"""Entries between two checkpoints."""
-CLOSE_SECONDS_MAX: Final = 5.0
-RETRY_SECONDS_FIRST: Final = 0.001
-RETRY_SECONDS_MAX: Final = 0.5
-CONTENTION_ATTEMPTS_MAX: Final = 8
-"""Failed attempts (a quarter of a second) after which a lock counts as ill health."""
-
-_log = structlog.get_logger("headrace.ledger")
+from headrace.ledger.closing import kind_of
+from headrace.ledger.history import History, flaw_of, flaw_of_reservation
+from headrace.ledger.records import OperationRecord, Refund, Reservation
+from headrace.store.errors import LedgerConflict, OperationOpen, OperationUnknown, StoreUnavailable
+from headrace.store.group_commit import PENDING_MAX, Durability, GroupCommit
 
 
-class Journal:
-    """Owned by the core's event loop; `reserve`, `settle` and `flush` need it to be running."""
+class Journal(GroupCommit):
+    """Owned by the core's event loop; what returns a future needs it to be running."""
 
     def __init__(
         self, path: Path, clock: Clock, *, durability: Durability = "os", pending_max: int = PENDING_MAX
     ) -> None:
         """Opens or creates the ledger. Raises `SetupError`, also when another process has it open."""
-        assert durability in ("os", "fsync")
+        super().__init__(path, durability=durability, pending_max=pending_max)
         self._clock = clock
-        self._pending_max = pending_max
-        self._is_fsync = durability == "fsync"
-        self._lock = _lock(path)
-        self._file = LedgerFile.open(path)
-        self._checkpointer = Checkpointer(path)
-        self._log_descriptor = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ledger")
-
         self._seq = self._file.last_seq()
         self._open = {held.request_id: (held, seq) for seq, held in self._file.open_reservations()}
-        self._batch = Batch()
-        self._batch_futures: Futures = []
-        self._batch_records: dict[str, tuple[Reservation, OperationRecord]] = {}
-        self._commit_handle: asyncio.Handle | None = None
-        self._attempts = 0
-        self._failure: str | None = None
-
-        self._unsynced: Futures = []
-        self._is_syncing = False
-        self._is_broken = False
-        self._entries_since_checkpoint = 0
-        self._is_checkpointing = False
-
-    # --- what the core asks ---------------------------------------------------------------------
+        self._num_refusals_dropped = 0
 
     @property
-    def is_healthy(self) -> bool:
-        """False while commits fail."""
-        return self._failure is None
-
-    @property
-    def failure(self) -> str | None:
-        """Why commits fail, for the log and the status page."""
-        return self._failure
-
-    @property
-    def num_pending(self) -> int:
-        """Entries that are not written yet."""
-        return len(self._batch.journal)
+    def num_refusals_dropped(self) -> int:
+        """Refusals that are on no record, because too much waited for the disk."""
+        return self._num_refusals_dropped
 
     def reserve(self, reservation: Reservation) -> asyncio.Future[None]:
         """Opens an operation; the future is done when the reservation is durable.
@@ -108,49 +47,125 @@ class Journal:
         for something else. Cancelling the future does not take the reservation back: settle it.
         """
         request_id = reservation.request_id
-        known = self._known_reservation(request_id)
-        if known is not None:
-            if known != reservation:
-                raise LedgerConflict(f"{request_id} was reserved before with other content")
+        if self._is_reserved(reservation):
             return self._after_pending()
-        if len(self._batch.journal) >= self._pending_max:
-            raise StoreUnavailable(f"{len(self._batch.journal)} ledger entries wait for the disk")
-        self._seq += 1
-        self._open[request_id] = (reservation, self._seq)
-        self._batch.add_reservation(reservation, self._seq, self._clock.wall_us())
+        flaw = flaw_of_reservation(reservation)
+        if flaw is not None:
+            raise LedgerConflict(flaw)
+        self._check_room()
+        seq = self._seq + 1
+        self._batch.add_reservation(reservation, seq, self._clock.wall_us())
+        self._seq = seq
+        self._open[request_id] = (reservation, seq)
         return self._after_pending()
 
     def settle(self, record: OperationRecord) -> asyncio.Future[None]:
-        """Ends an operation; the future is done when its final row is durable.
+        """Ends an operation; the future is done when its final row is durable. What the journal calls the end
+        follows from the record (`ledger.closing.kind_of`).
 
-        Raises `LedgerConflict`. Never refused for want of space: each open operation settles once.
+        Raises `LedgerConflict`. Never refused for want of space: each open operation ends once.
         """
         request_id = record.request_id
         held = self._open.get(request_id)
         if held is None:
-            settled = self._settled(request_id)
-            if settled is None:
+            history = self._history(request_id)
+            if history is None or history.reservation is None:
                 raise LedgerConflict(f"{request_id} was never reserved")
-            if settled[1] != record:
+            if history.record != record:
                 raise LedgerConflict(f"{request_id} was settled before with other content")
             return self._after_pending()
         reservation, reserve_seq = held
-        if (record.tenant_id, record.api_key_id) != (reservation.tenant_id, reservation.api_key_id):
-            raise LedgerConflict(f"{request_id} was reserved by another tenant or key")
+        _check(record, reservation)
+        if record.outcome == "late":
+            raise LedgerConflict(f"{request_id} has not expired, so nothing can be late")
+        seq = self._seq + 1
+        self._batch.add_settlement(record, reserve_seq, seq, self._clock.wall_us(), kind_of(record))
+        self._seq = seq
         del self._open[request_id]
-        self._seq += 1
-        self._batch.add_settlement(record, reserve_seq, self._seq, self._clock.wall_us())
-        self._batch_records[request_id] = (reservation, record)
+        self._batch.histories[request_id] = History(reservation, record)
         return self._after_pending()
 
-    def flush(self) -> asyncio.Future[None]:
-        """Done when everything recorded so far is durable, and so visible to other processes."""
+    def late_settle(self, record: OperationRecord) -> asyncio.Future[None]:
+        """Posts what an operation used whose lease had run out: its row, until now `expired`, becomes this
+        record, whose outcome is `late`. A refund that was made meanwhile stands.
+
+        Raises `LedgerConflict`, also for an operation that did not expire.
+        """
+        request_id = record.request_id
+        history = self._history(request_id)
+        if history is None or history.record.outcome != "expired" or record.outcome != "late":
+            raise LedgerConflict(f"{request_id} cannot be settled late: only `expired` becomes `late`")
+        if history.late is not None:
+            if history.late != record:
+                raise LedgerConflict(f"{request_id} was settled late before with other content")
+            return self._after_pending()
+        _check(record, history.record)
+        changed = History(history.reservation, history.record, record, history.refund)
+        seq = self._seq + 1
+        self._batch.add_late_settlement(record, changed.row, seq, self._clock.wall_us())
+        self._seq = seq
+        self._batch.histories[request_id] = changed
         return self._after_pending()
+
+    def refund(self, refund: Refund) -> asyncio.Future[None]:
+        """Takes back what an ended operation is charged. Again with the same reason by the same actor is a
+        no-op; the first time stands.
+
+        Raises `OperationUnknown`, `OperationOpen`, `LedgerConflict` when it was refunded for another reason,
+        `StoreUnavailable` when too much waits to be written.
+        """
+        request_id = refund.request_id
+        history = self._history(request_id)
+        if history is None:
+            if request_id in self._open:
+                raise OperationOpen(f"{request_id} has not ended")
+            raise OperationUnknown(f"there is no operation {request_id}")
+        if history.refund is not None:
+            if (history.refund.reason, history.refund.actor) != (refund.reason, refund.actor):
+                raise LedgerConflict(f"{request_id} was refunded before: {history.refund.reason}")
+            return self._after_pending()
+        self._check_room()
+        changed = History(history.reservation, history.record, history.late, refund)
+        seq = self._seq + 1
+        self._batch.add_refund(refund, seq, self._clock.wall_us())
+        self._seq = seq
+        self._batch.histories[request_id] = changed
+        return self._after_pending()
+
+    def refuse(self, record: OperationRecord) -> None:
+        """Records a request that was refused before it held anything. Nobody waits for it.
+
+        Dropped and counted when too much waits to be written. Raises `LedgerConflict` only.
+        """
+        request_id = record.request_id
+        if len(self._batch.journal) >= self._pending_max:
+            self._num_refusals_dropped += record.num_requests
+            return
+        try:
+            is_known = self._is_known(request_id)
+        except StoreUnavailable:
+            self._num_refusals_dropped += record.num_requests
+            return
+        if is_known:
+            history = self._history(request_id)
+            if history is None or history.reservation is not None or history.record != record:
+                raise LedgerConflict(f"{request_id} was used before for something else")
+            return
+        flaw = flaw_of(record)
+        if flaw is not None:
+            raise LedgerConflict(flaw)
+        if record.prompt_tokens or record.completion_tokens or record.outcome in ("expired", "late"):
+            raise LedgerConflict(f"{request_id} has used something and was never reserved")
+        seq = self._seq + 1
+        self._batch.add_refusal(record, seq, self._clock.wall_us())
+        self._seq = seq
+        self._batch.histories[request_id] = History(None, record)
+        self._schedule()
 
     def get(self, request_id: str, tenant_id: str) -> OperationRecord | None:
-        """The final row, written or not. None when there is none or it is another tenant's."""
-        unwritten = self._batch_records.get(request_id)
-        record = unwritten[1] if unwritten is not None else self._file.record(request_id)
+        """The final row as it stands now, written or not. None when there is none or it is another tenant's."""
+        unwritten = self._batch.histories.get(request_id)
+        record = unwritten.row if unwritten is not None else self._file.record(request_id)
         return record if record is not None and record.tenant_id == tenant_id else None
 
     def get_open(self, request_id: str, tenant_id: str) -> Reservation | None:
@@ -163,157 +178,56 @@ class Journal:
         return [reservation for reservation, _ in self._open.values()]
 
     def settled_since(self, end_ts: int) -> list[OperationRecord]:
-        """Final rows with tokens that ended after this time, oldest first: at start, what limits count."""
+        """Final rows with charged tokens that ended after this time, oldest first: at start, what limits count."""
         return self._file.settled_since(end_ts)
-
-    async def close(self) -> None:
-        """Writes what is pending, trying for up to `CLOSE_SECONDS_MAX`, and closes the file.
-
-        Raises `StoreUnavailable` when something could not be written.
-        """
-        done = self.flush()
-        try:
-            await asyncio.wait((done,), timeout=CLOSE_SECONDS_MAX)
-        finally:
-            if self._commit_handle is not None:
-                self._commit_handle.cancel()
-            self._threads.shutdown(wait=True)
-            self._checkpointer.close()
-            self._file.close()
-            os.close(self._log_descriptor)
-            os.close(self._lock)
-        if not done.done():
-            reason = f"{self.num_pending} ledger entries could not be written: {self._failure}"
-            self._fail(self._batch_futures, reason)
-        await done
 
     # --- the rules ------------------------------------------------------------------------------
 
-    def _known_reservation(self, request_id: str) -> Reservation | None:
+    def _is_reserved(self, reservation: Reservation) -> bool:
+        """Whether this very reservation was made before. Raises `LedgerConflict` if another one was."""
+        request_id = reservation.request_id
         held = self._open.get(request_id)
         if held is not None:
-            return held[0]
-        if request_id in self._batch_records or self._file.is_settled(request_id):
-            settled = self._settled(request_id)
-            assert settled is not None
-            return settled[0]
-        return None
-
-    def _settled(self, request_id: str) -> tuple[Reservation, OperationRecord] | None:
-        return self._batch_records.get(request_id) or self._file.settled(request_id)
-
-    # --- group commit ---------------------------------------------------------------------------
-
-    def _after_pending(self) -> asyncio.Future[None]:
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        self._batch_futures.append(future)
-        if self._commit_handle is None:
-            self._commit_handle = loop.call_soon(self._commit)
-        return future
-
-    def _commit(self) -> None:
-        self._commit_handle = None
-        entries = len(self._batch.journal)
-        if entries:
-            try:
-                self._file.write(self._batch)
-            except sqlite3.Error as error:
-                self._try_again(error)
-                return
-            self._batch = Batch()
-            self._batch_records = {}
-        if self._attempts:
-            self._attempts = 0
-            if self._failure is not None and not self._is_broken:
-                self._failure = None
-                _log.info("ledger_recovered", entries=entries)
-        futures, self._batch_futures = self._batch_futures, []
-        if self._is_broken:
-            self._fail(futures, "an earlier fsync failed")
-        elif self._is_fsync:
-            self._unsynced += futures
-            self._sync()
+            known: Reservation | None = held[0]
+        elif self._has_ended(request_id):
+            history = self._history(request_id)
+            assert history is not None
+            known = history.reservation
         else:
-            _resolve(futures)
-        self._entries_since_checkpoint += entries
-        if self._entries_since_checkpoint >= CHECKPOINT_ENTRIES and not self._is_checkpointing:
-            self._checkpoint()
+            return False
+        if known != reservation:
+            raise LedgerConflict(f"{request_id} was reserved before with other content")
+        return True
 
-    def _try_again(self, error: sqlite3.Error) -> None:
-        delay = min(RETRY_SECONDS_FIRST * 2**self._attempts, RETRY_SECONDS_MAX)
-        self._attempts = min(self._attempts + 1, 32)
-        if not is_contention(error) or self._attempts > CONTENTION_ATTEMPTS_MAX:
-            if self._failure is None:
-                _log.error("ledger_commit_failed", error=str(error), entries=self.num_pending)
-            self._failure = str(error)
-        self._commit_handle = asyncio.get_running_loop().call_later(delay, self._commit)
+    def _is_known(self, request_id: str) -> bool:
+        return request_id in self._open or self._has_ended(request_id)
 
-    # --- what waits for the disk ----------------------------------------------------------------
+    def _has_ended(self, request_id: str) -> bool:
+        if request_id in self._batch.histories:
+            return True
+        try:
+            return self._file.is_settled(request_id)
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"the ledger cannot be read: {error}") from error
 
-    def _sync(self) -> None:
-        """One fsync at a time; what is committed meanwhile shares the next one."""
-        if self._is_syncing or not self._unsynced:
-            return
-        self._is_syncing = True
-        futures, self._unsynced = self._unsynced, []
-        loop = asyncio.get_running_loop()
-        synced = loop.run_in_executor(self._threads, os.fsync, self._log_descriptor)
-        synced.add_done_callback(partial(self._synced, futures))
+    def _history(self, request_id: str) -> History | None:
+        history = self._batch.histories.get(request_id)
+        if history is not None:
+            return history
+        try:
+            return self._file.history(request_id)
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"the ledger cannot be read: {error}") from error
 
-    def _synced(self, futures: Futures, synced: asyncio.Future[None]) -> None:
-        self._is_syncing = False
-        error = synced.exception()
-        if error is None:
-            _resolve(futures)
-            self._sync()
-            return
-        # After a failed fsync the kernel may have dropped the pages: asking again would lie.
-        _log.critical("ledger_fsync_failed", error=str(error))
-        self._failure = f"fsync failed: {error}"
-        self._is_broken = True
-        self._pending_max = 0
-        self._fail(futures + self._unsynced, self._failure)
-        self._unsynced = []
-
-    def _fail(self, futures: Futures, reason: str) -> None:
-        for future in futures:
-            if not future.done():
-                future.set_exception(StoreUnavailable(reason))
-
-    def _checkpoint(self) -> None:
-        self._is_checkpointing = True
-        self._entries_since_checkpoint = 0
-        loop = asyncio.get_running_loop()
-        done = loop.run_in_executor(self._threads, self._checkpointer.run)
-        done.add_done_callback(self._checkpointed)
-
-    def _checkpointed(self, done: asyncio.Future[int]) -> None:
-        self._is_checkpointing = False
-        error = done.exception()
-        if error is None:
-            return
-        assert isinstance(error, sqlite3.Error), error
-        if not is_contention(error):
-            _log.warning("ledger_checkpoint_failed", error=str(error))
+    def _check_room(self) -> None:
+        if len(self._batch.journal) >= self._pending_max:
+            raise StoreUnavailable(f"{len(self._batch.journal)} ledger entries wait for the disk")
 
 
-def _resolve(futures: Futures) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
-
-
-def _lock(path: Path) -> int:
-    """Two cores on one ledger would number the same rows twice. The kernel frees the lock when we die."""
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise SetupError(f"cannot open {path}.lock: {error}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise SetupError(f"{path} is in use by another headrace process") from error
-    return descriptor
+def _check(record: OperationRecord, opened: Reservation | OperationRecord) -> None:
+    """Whether the record may end, or correct, what was opened. Raises `LedgerConflict`."""
+    if (record.tenant_id, record.api_key_id) != (opened.tenant_id, opened.api_key_id):
+        raise LedgerConflict(f"{record.request_id} was reserved by another tenant or key")
+    flaw = flaw_of(record)
+    if flaw is not None:
+        raise LedgerConflict(flaw)

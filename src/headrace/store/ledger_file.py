@@ -1,11 +1,4 @@
-"""ledger.db: the journal and its projections, written together or not at all.
-
-- `journal`: append-only, one row each for `reserve` and `settle`, the whole truth. Triggers forbid
-  changing or deleting rows.
-- `held`: the reservations not settled yet.
-- `operations`: the final rows, one column for each field of `OperationRecord` (and where in the journal
-  they come from). Reports read only these. Every index costs each operation more than a microsecond,
-  so there is none by model: few models have so many operations that the index by time does as well.
+"""ledger.db: the journal and its projections, written together or not at all. Tables: `store.ledger_schema`.
 
 Synchronous and without rules of its own: `store.journal` decides what may be written and when.
 """
@@ -13,81 +6,21 @@ Synchronous and without rules of its own: `store.journal` decides what may be wr
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
+import structlog
 
 from headrace.errors import SetupError
-from headrace.ledger.records import OperationRecord, Reservation
+from headrace.ledger.closing import EndKind
+from headrace.ledger.history import History
+from headrace.ledger.records import OperationRecord, Refund, Reservation
+from headrace.store.ledger_schema import SCHEMA, decode_record
+from headrace.store.log_tail import dropped_tail
 from headrace.store.sqlite import open_database
 
-SCHEMA: Final = (
-    """
-    CREATE TABLE journal (
-        seq INTEGER PRIMARY KEY,
-        at_us INTEGER NOT NULL,
-        kind TEXT NOT NULL CHECK (kind IN ('reserve', 'settle')),
-        request_id TEXT NOT NULL,
-        body TEXT NOT NULL
-    ) STRICT;
-    CREATE TRIGGER journal_no_update BEFORE UPDATE ON journal
-        BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
-    CREATE TRIGGER journal_no_delete BEFORE DELETE ON journal
-        BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
-    CREATE TABLE held (
-        request_id TEXT PRIMARY KEY,
-        seq INTEGER NOT NULL,
-        tenant_id TEXT NOT NULL,
-        reserved_tokens INTEGER NOT NULL
-    ) STRICT, WITHOUT ROWID;
-    CREATE TABLE operations (
-        request_id TEXT NOT NULL PRIMARY KEY,
-        attempt_ids TEXT NOT NULL,
-        tenant_id TEXT NOT NULL,
-        user_id TEXT,
-        api_key_id TEXT NOT NULL,
-        model TEXT NOT NULL,
-        version TEXT,
-        pool TEXT,
-        worker_id TEXT,
-        gpu_id TEXT,
-        adapter TEXT,
-        priority TEXT NOT NULL,
-        mode TEXT NOT NULL,
-        prompt_tokens_estimated INTEGER NOT NULL,
-        prompt_tokens INTEGER NOT NULL,
-        prompt_tokens_cached INTEGER NOT NULL,
-        prompt_tokens_injected INTEGER NOT NULL,
-        completion_tokens INTEGER NOT NULL,
-        reserved_tokens INTEGER NOT NULL,
-        gpu_memory_mb REAL NOT NULL,
-        memory_source TEXT NOT NULL,
-        kv_byte_seconds INTEGER NOT NULL,
-        prefill_us INTEGER NOT NULL,
-        decode_us INTEGER NOT NULL,
-        queue_enter_ts INTEGER NOT NULL,
-        start_ts INTEGER,
-        first_token_ts INTEGER,
-        end_ts INTEGER NOT NULL,
-        latency_us INTEGER NOT NULL,
-        status INTEGER NOT NULL,
-        outcome TEXT NOT NULL,
-        finish_reason TEXT,
-        count_source TEXT NOT NULL,
-        policy_actions TEXT NOT NULL,
-        price_version TEXT,
-        cost TEXT,
-        trace_id TEXT NOT NULL,
-        reserve_seq INTEGER NOT NULL,
-        settle_seq INTEGER NOT NULL
-    ) STRICT;
-    CREATE INDEX operations_by_time ON operations (end_ts);
-    CREATE INDEX operations_by_tenant ON operations (tenant_id, end_ts);
-    CREATE INDEX operations_by_key ON operations (api_key_id, end_ts);
-    CREATE TABLE checkpoint_mark (id INTEGER PRIMARY KEY CHECK (id = 1), number INTEGER NOT NULL) STRICT;
-    INSERT INTO checkpoint_mark VALUES (1, 0);
-    """,
-)
+Kind = Literal["reserve", "refuse", "late_settle", "refund"] | EndKind
+"""What a row of the journal is. Fixed by a CHECK in the schema."""
 
 RECORD_FIELDS: Final = OperationRecord.__struct_fields__
 _ATTEMPT_IDS: Final = RECORD_FIELDS.index("attempt_ids")
@@ -101,15 +34,30 @@ _INSERT_OPERATION: Final = (
     f"INSERT INTO operations ({_RECORD_COLUMNS}, reserve_seq, settle_seq)"  # noqa: S608
     f" VALUES ({', '.join('?' * (len(RECORD_FIELDS) + 2))})"
 )
+_REPLACE_OPERATION: Final = (
+    f"UPDATE operations SET ({_RECORD_COLUMNS}, late_seq) ="  # noqa: S608
+    f" ({', '.join('?' * (len(RECORD_FIELDS) + 1))}) WHERE request_id = ?"
+)
+_REFUND_OPERATION: Final = (
+    "UPDATE operations SET charged_prompt_tokens = 0, charged_completion_tokens = 0, refunded = 1,"
+    " refund_seq = ? WHERE request_id = ?"
+)
 _SELECT_OPERATION: Final = f"SELECT {_RECORD_COLUMNS} FROM operations WHERE request_id = ?"  # noqa: S608
-
 _SELECT_RECENT: Final = (
     f"SELECT {_RECORD_COLUMNS} FROM operations WHERE end_ts > ?"  # noqa: S608
-    " AND prompt_tokens + completion_tokens > 0 ORDER BY end_ts"
+    " AND charged_prompt_tokens + charged_completion_tokens > 0 ORDER BY end_ts"
+)
+_SELECT_HISTORY: Final = (
+    "SELECT reserved.body, settled.body, late.body, refund.body FROM operations o"
+    " LEFT JOIN journal reserved ON reserved.seq = o.reserve_seq"
+    " JOIN journal settled ON settled.seq = o.settle_seq"
+    " LEFT JOIN journal late ON late.seq = o.late_seq"
+    " LEFT JOIN journal refund ON refund.seq = o.refund_seq WHERE o.request_id = ?"
 )
 _IS_SETTLED: Final = "SELECT 1 FROM operations WHERE request_id = ?"
 
 Row = tuple[Any, ...]
+_log = structlog.get_logger("headrace.ledger")
 _encoder = msgspec.json.Encoder()
 _string_list_decoder = msgspec.json.Decoder(tuple[str, ...])
 
@@ -117,16 +65,21 @@ _string_list_decoder = msgspec.json.Decoder(tuple[str, ...])
 class Batch:
     """Rows that go into the file in one transaction.
 
-    An operation reserved and settled within one batch is never seen in `held`.
+    An operation reserved and settled within one batch is never seen in `held`. What cannot be encoded
+    raises before anything is added.
     """
 
-    __slots__ = ("held", "journal", "operations", "released")
+    __slots__ = ("corrections", "held", "histories", "journal", "operations", "released")
 
     def __init__(self) -> None:
         self.journal: list[Row] = []
         self.held: dict[str, Row] = {}
         self.released: list[tuple[str]] = []
         self.operations: list[list[Any]] = []
+        self.corrections: list[tuple[str, list[Any]]] = []
+        """Statements that change rows of `operations`, in order, after those of this batch are in."""
+        self.histories: dict[str, History] = {}
+        """Operations that ended or were corrected in this batch: what the file does not say yet."""
 
     def add_reservation(self, reservation: Reservation, seq: int, at_us: int) -> None:
         """Opens an operation."""
@@ -135,15 +88,39 @@ class Batch:
         self.journal.append((seq, at_us, "reserve", request_id, body))
         self.held[request_id] = (request_id, seq, reservation.tenant_id, reservation.reserved_tokens)
 
-    def add_settlement(self, record: OperationRecord, reserve_seq: int, seq: int, at_us: int) -> None:
+    def add_settlement(
+        self, record: OperationRecord, reserve_seq: int, seq: int, at_us: int, kind: EndKind = "settle"
+    ) -> None:
         """Ends an operation whose reservation is row `reserve_seq` of the journal."""
         request_id = record.request_id
-        self.journal.append((seq, at_us, "settle", request_id, _encoder.encode(record).decode()))
+        body = _encoder.encode(record).decode()
+        self.journal.append((seq, at_us, kind, request_id, body))
         if self.held.pop(request_id, None) is None:
             self.released.append((request_id,))
-        values: list[Any] = list(msgspec.structs.astuple(record))
-        values[_ATTEMPT_IDS] = _strings(record.attempt_ids)
-        values[_POLICY_ACTIONS] = _strings(record.policy_actions)
+        self._add_operation(record, reserve_seq, seq)
+
+    def add_refusal(self, record: OperationRecord, seq: int, at_us: int) -> None:
+        """A request that held nothing: it ends as it begins."""
+        body = _encoder.encode(record).decode()
+        self.journal.append((seq, at_us, "refuse", record.request_id, body))
+        self._add_operation(record, None, seq)
+
+    def add_late_settlement(
+        self, record: OperationRecord, row: OperationRecord, seq: int, at_us: int
+    ) -> None:
+        """What an expired operation used after all; its row becomes `row`."""
+        body = _encoder.encode(record).decode()
+        self.journal.append((seq, at_us, "late_settle", record.request_id, body))
+        self.corrections.append((_REPLACE_OPERATION, [*_values(row), seq, record.request_id]))
+
+    def add_refund(self, refund: Refund, seq: int, at_us: int) -> None:
+        """Takes the charge of an ended operation back."""
+        body = _encoder.encode(refund).decode()
+        self.journal.append((seq, at_us, "refund", refund.request_id, body))
+        self.corrections.append((_REFUND_OPERATION, [seq, refund.request_id]))
+
+    def _add_operation(self, record: OperationRecord, reserve_seq: int | None, seq: int) -> None:
+        values = _values(record)
         values.append(reserve_seq)
         values.append(seq)
         self.operations.append(values)
@@ -159,8 +136,12 @@ class LedgerFile:
     def open(cls, path: Path) -> "LedgerFile":
         """Opens or creates the file. Raises `SetupError`.
 
-        Never waits for a lock and never checkpoints by itself: both would stop the event loop.
+        Never waits for a lock and never checkpoints by itself: both would stop the event loop. Says in the
+        log what SQLite is going to drop from the end of the write-ahead log.
         """
+        tail = dropped_tail(path)
+        if tail is not None:
+            _log.warning("ledger_tail_dropped", bytes=tail.num_bytes, frames=tail.num_frames)
         connection = open_database(path, SCHEMA, synchronous="NORMAL")
         connection.execute("PRAGMA wal_autocheckpoint=0")
         return cls(connection)
@@ -185,46 +166,55 @@ class LedgerFile:
                     )
             if batch.operations:
                 connection.executemany(_INSERT_OPERATION, batch.operations)
+            for statement, values in batch.corrections:
+                if connection.execute(statement, values).rowcount != 1:
+                    raise sqlite3.IntegrityError(
+                        "an operation to be corrected is not there: ledger.db was edited"
+                    )
             connection.execute("COMMIT")
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
 
     def last_seq(self) -> int:
-        """The number of the newest journal row, 0 when there is none."""
-        (seq,) = self._connection.execute("SELECT coalesce(max(seq), 0) FROM journal").fetchone()
+        """The number of the newest journal row, 0 when there is none. Raises `SetupError`."""
+        try:
+            (seq,) = self._connection.execute("SELECT coalesce(max(seq), 0) FROM journal").fetchone()
+        except sqlite3.Error as error:
+            raise SetupError(f"the ledger is damaged: its journal cannot be read ({error})") from error
         return int(seq)
 
     def open_reservations(self) -> list[tuple[int, Reservation]]:
         """What was reserved and not settled, oldest first. Raises `SetupError` on unreadable rows."""
-        rows = self._connection.execute(
-            "SELECT j.seq, j.body FROM held h LEFT JOIN journal j ON j.seq = h.seq ORDER BY h.seq"
-        )
         try:
+            rows = self._connection.execute(
+                "SELECT j.seq, j.body FROM held h LEFT JOIN journal j ON j.seq = h.seq ORDER BY h.seq"
+            )
             return [(seq, msgspec.json.decode(body, type=Reservation)) for seq, body in rows]
         except (msgspec.DecodeError, TypeError) as error:
             raise SetupError(f"the ledger is damaged: a held reservation is not in it ({error})") from error
+        except sqlite3.Error as error:
+            raise SetupError(f"the ledger is damaged: what is held cannot be read ({error})") from error
 
     def is_settled(self, request_id: str) -> bool:
         """Whether the operation has its final row. About 2 µs."""
         return self._connection.execute(_IS_SETTLED, (request_id,)).fetchone() is not None
 
-    def settled(self, request_id: str) -> tuple[Reservation, OperationRecord] | None:
-        """Both journal rows of a settled operation, or None."""
-        row = self._connection.execute(
-            "SELECT r.body, s.body FROM operations o JOIN journal r ON r.seq = o.reserve_seq"
-            " JOIN journal s ON s.seq = o.settle_seq WHERE o.request_id = ?",
-            (request_id,),
-        ).fetchone()
+    def history(self, request_id: str) -> History | None:
+        """The journal's entries of an operation that has ended, or None."""
+        row = self._connection.execute(_SELECT_HISTORY, (request_id,)).fetchone()
         if row is None:
             return None
-        return (
-            msgspec.json.decode(row[0], type=Reservation),
-            msgspec.json.decode(row[1], type=OperationRecord),
+        reserved, settled, late, refund = row
+        return History(
+            reservation=None if reserved is None else msgspec.json.decode(reserved, type=Reservation),
+            record=decode_record(settled),
+            late=None if late is None else decode_record(late),
+            refund=None if refund is None else msgspec.json.decode(refund, type=Refund),
         )
 
     def settled_since(self, end_ts: int) -> list[OperationRecord]:
-        """Final rows with tokens that ended after this time, oldest first."""
+        """Final rows with charged tokens that ended after this time, oldest first."""
         rows = self._connection.execute(_SELECT_RECENT, (end_ts,))
         return [_record(row) for row in rows]
 
@@ -249,7 +239,16 @@ def _record(row: Row) -> OperationRecord:
     values = dict(zip(RECORD_FIELDS, row, strict=True))
     for field in ("attempt_ids", "policy_actions"):
         values[field] = _string_list_decoder.decode(values[field])
+    values["refunded"] = bool(values["refunded"])
     return msgspec.convert(values, OperationRecord)
+
+
+def _values(record: OperationRecord) -> list[Any]:
+    """The record as a row of `operations`."""
+    values: list[Any] = list(msgspec.structs.astuple(record))
+    values[_ATTEMPT_IDS] = _strings(record.attempt_ids)
+    values[_POLICY_ACTIONS] = _strings(record.policy_actions)
+    return values
 
 
 def _strings(strings: tuple[str, ...]) -> str:
