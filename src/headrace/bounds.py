@@ -83,6 +83,17 @@ RECORDS_UNACKNOWLEDGED_MAX: Final = 65_536
 PROGRESS_FILE_BYTES_MAX: Final = 8 * MIB
 """The worker rewrites its progress file, keeping only what is still needed, when it grows past this."""
 
+# --- what is kept of a tenant ---------------------------------------------------------------------
+DEPARTMENT_BYTES_MAX: Final = 128
+DEPARTMENTS_MAX: Final = 1000
+LIMITED_USERS_MAX: Final = 10_000
+LIMITED_MODELS_MAX: Final = 256
+"""Departments of a tenant, users and models that have limits of their own there."""
+LIMITS_BYTES_MAX: Final = 256
+"""The limits of one thing, as they go from the core to the admin process."""
+TENANT_PAGE_ENTRIES_MAX: Final = 20_000
+"""Departments, users and models in one page of tenants; a tenant that has more is a page by itself."""
+
 # --- the engine loop --------------------------------------------------------------------------------
 CHUNK_GRAIN: Final = 32
 """Tokens. Prompts are read in by multiples of this, because matrix kernels work in rows of 32, and no
@@ -90,6 +101,8 @@ smaller piece of a prompt is computed by itself if it can be avoided: a call has
 
 # --- caches ------------------------------------------------------------------------------------
 VERIFIED_KEYS_MAX: Final = 10_000
+CALLERS_RESOLVED_MAX: Final = 10_000
+"""Combinations of key, user and model whose limits are remembered."""
 
 assert WRITE_BUFFER_LOW < WRITE_BUFFER_HIGH
 assert KEY_BYTES_MAX < HEADER_BYTES_MAX
@@ -99,4 +112,8 @@ assert PARSE_BYTES_PER_STEP <= HEADER_BYTES_MAX
 assert LINGER_BYTES_MAX > BODY_BYTES_MAX, "a body refused for its size has to fit into the linger"
 assert RELAY_BYTES_PER_TURN <= UPSTREAM_BUFFER_HIGH
 assert BODY_BYTES_MAX < FRAME_BYTES_MAX, "a whole request has to fit into one worker message"
+assert DEPARTMENTS_MAX + LIMITED_USERS_MAX + LIMITED_MODELS_MAX <= TENANT_PAGE_ENTRIES_MAX
+assert (
+    TENANT_PAGE_ENTRIES_MAX * (max(USER_BYTES_MAX, MODEL_NAME_BYTES_MAX) + LIMITS_BYTES_MAX) < FRAME_BYTES_MAX
+)
 assert HEADER_SECONDS_MAX < BODY_SECONDS_MAX < KEEP_ALIVE_SECONDS

@@ -49,6 +49,75 @@ def test_a_tenants_life(world: AdminWorld) -> None:
     assert cleared in world.http.get("/admin/v1/tenants").json()["data"]
 
 
+def test_limits_inside_a_tenant(world: AdminWorld) -> None:
+    made = world.http.post(
+        "/admin/v1/tenants",
+        json={
+            "id": "inside",
+            "departments": {"sales": {"tpm": 100}, "law": {}},
+            "user_limits": {"rps": 2.5, "tpm": 10},
+            "users": {"ann": {"tpm": 50}},
+            "model_limits": {"org/smol:q4": {"concurrency": 3}},
+        },
+    )
+    assert made.status_code == 201
+    assert (
+        made.json().items()
+        >= {
+            "limits": {},
+            "departments": {"law": {}, "sales": {"tpm": 100}},
+            "user_limits": {"rps": 2.5, "tpm": 10},
+            "users": {"ann": {"tpm": 50}},
+            "model_limits": {"org/smol:q4": {"concurrency": 3}},
+        }.items()
+    )
+    assert world.http.get("/admin/v1/tenants/inside").json() == made.json()
+    changed = world.http.patch(
+        "/admin/v1/tenants/inside",
+        json={
+            "departments": {"sales": {"rps": 4}, "law": None},
+            "user_limits": {"rps": None},
+            "users": {"ann": {"tpm": None}, "bob": {"streams": 1}},
+            "model_limits": {},
+        },
+    )
+    assert changed.status_code == 200
+    assert (
+        changed.json().items()
+        >= {
+            "departments": {"sales": {"rps": 4.0, "tpm": 100}},
+            "user_limits": {"tpm": 10},
+            "users": {"bob": {"streams": 1}},
+            "model_limits": {"org/smol:q4": {"concurrency": 3}},
+            "version": 2,
+        }.items()
+    )
+    assert world.http.get("/admin/v1/tenants/inside").json() == changed.json()
+
+
+def test_keys_of_a_department(world: AdminWorld) -> None:
+    departments = {"sales": {"tpm": 100}}
+    world.http.post("/admin/v1/tenants", json={"id": "departed", "departments": departments})
+    made = world.http.post("/admin/v1/keys", json={"tenant": "departed", "department": "sales"})
+    assert (made.status_code, made.json()["department"]) == (201, "sales")
+    jti = made.json()["jti"]
+    assert b"sales" not in made.json()["key"].encode()
+    listed = world.http.get("/admin/v1/keys", params={"tenant": "departed"}).json()["data"]
+    assert [key["department"] for key in listed] == ["sales"]
+    problem = is_problem(
+        world.http.post("/admin/v1/keys", json={"tenant": "departed", "department": "law"}),
+        404,
+        "department_not_found",
+        "department",
+    )
+    assert "'law'" in problem["detail"]
+    path, gone = "/admin/v1/tenants/departed", {"departments": {"sales": None}}
+    problem = is_problem(world.http.patch(path, json=gone), 409, "department_in_use", "departments")
+    assert "'sales' (1)" in problem["detail"]
+    assert world.http.delete(f"/admin/v1/keys/{jti}").status_code == 204
+    assert world.http.patch(path, json=gone).json()["departments"] == {}
+
+
 def test_tenants_come_in_pages(world: AdminWorld) -> None:
     for number in range(3):
         world.http.post("/admin/v1/tenants", json={"id": f"00page{number}"})
@@ -182,6 +251,34 @@ BODIES: list[tuple[str, str, bytes | dict[str, Any], int, str, str | None]] = [
     ("POST", "tenants", {"weight": 2, "x": 1}, 400, "not_supported_yet", "weight"),
     ("PATCH", "tenants/demo", {"limits": {"rps": -1}}, 400, "invalid_value", "limits"),
     ("PATCH", "tenants/demo", {"limits": {"rsp": 1}}, 400, "unknown_field", "limits.rsp"),
+    ("PATCH", "tenants/full", {"limits": {"rps": "1"}}, 400, "invalid_value", "limits.rps"),
+    ("PATCH", "tenants/full", {"departments": {"a": {"rsp": 1}}}, 400, "unknown_field", "departments.a.rsp"),
+    ("PATCH", "tenants/full", {"users": {"a": {"rps": -1}}}, 400, "invalid_value", "users.a"),
+    ("PATCH", "tenants/full", {"users": {"a": {"rps": "x"}}}, 400, "invalid_value", "users.a.rps"),
+    ("PATCH", "tenants/full", {"users": {"a": 5}}, 400, "invalid_value", "users.a"),
+    ("PATCH", "tenants/full", {"users": None}, 400, "invalid_value", "users"),
+    ("PATCH", "tenants/full", {"users": {"": {"rps": 1}}}, 400, "invalid_entry", "users"),
+    ("PATCH", "tenants/full", {"departments": {"a\nb": {}}}, 400, "invalid_entry", "departments"),
+    ("PATCH", "tenants/full", {"user_limits": {"x": 1}}, 400, "unknown_field", "user_limits.x"),
+    ("PATCH", "tenants/full", {"model_limits": {"m": {"tpm": 0.5}}}, 400, "invalid_value", "model_limits.m"),
+    (
+        "POST",
+        "tenants",
+        {"id": "a", "model_limits": {"m": {"cost_per_day": 1}}},
+        400,
+        "not_supported_yet",
+        "model_limits.m.cost_per_day",
+    ),
+    (
+        "POST",
+        "tenants",
+        {"id": "a", "model_limits": {f"m{i}": {"rps": 1} for i in range(257)}},
+        400,
+        "too_many_entries",
+        "model_limits",
+    ),
+    ("POST", "keys", {"tenant": "full", "department": "x"}, 404, "department_not_found", "department"),
+    ("POST", "keys", {"tenant": "full", "department": 5}, 400, "invalid_value", "department"),
     ("POST", "keys", {"tenant": "a", "quota": {"qps": 1}}, 400, "not_supported_yet", "quota"),
     ("POST", "keys", {"tenant": "a", "limits": None}, 400, "invalid_value", "limits"),
     ("POST", "tenants", {"id": "a", "colour": 1}, 400, "unknown_field", "colour"),
@@ -246,6 +343,10 @@ def test_long_values_are_not_sent_back(world: AdminWorld) -> None:
     assert len(world.http.post("/admin/v1/tenants", json={long: 1}).content) < 1000
     assert len(world.http.get("/admin/v1/usage", params={long: 1}).content) < 1000
     assert len(world.http.post("/admin/v1/keys", json={"tenant": long}).content) < 1000
+    for body in ({"users": {long: {long: 1}}}, {"users": {long: 5}}, {"departments": {long: {}}}):
+        assert len(world.http.patch("/admin/v1/tenants/full", json=body).content) < 1000
+    key = {"tenant": "full", "department": long}
+    assert len(world.http.post("/admin/v1/keys", json=key).content) < 1000
 
 
 ROUTES = [
@@ -394,7 +495,7 @@ def test_oversized_headers_are_refused(world: AdminWorld) -> None:
 def test_every_code_of_the_core_is_in_the_catalogue() -> None:
     folder = Path(str(headrace.core.__file__)).parent
     codes = set()
-    for file in ("checks.py", "control.py", "directory.py", "keyring.py"):
+    for file in ("checks.py", "control.py", "directory.py", "keyring.py", "levels.py"):
         text = (folder / file).read_text()
         codes |= set(re.findall(r"ControlFailure\(\s*\d{3},\s*\"(\w+)\"", text))
         codes |= set(re.findall(r"code=\"(\w+)\"", text))

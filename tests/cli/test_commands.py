@@ -29,6 +29,76 @@ def test_tenants(run: Run) -> None:
     assert "status" in run("tenants", "show", "demo").output
 
 
+def test_limits_inside_a_tenant(run: Run) -> None:
+    made = run(
+        "tenants", "create", "inside", "--limit", "tpm=900", "--department", "law", "--department-limit",
+        "sales:tpm=100", "--department-limit", "sales:rps=2.5", "--user-limit", "rps=1", "--user-limit-of",
+        "a=b:c:tpm=50", "--model-limit", "org/smol:q4:concurrency=3", "--json",
+    )  # fmt: skip
+    assert made.exit_code == 0, made.output
+    assert (
+        json.loads(made.output).items()
+        >= {
+            "limits": {"tpm": 900},
+            "departments": {"law": {}, "sales": {"rps": 2.5, "tpm": 100}},
+            "user_limits": {"rps": 1.0},
+            "users": {"a=b:c": {"tpm": 50}},
+            "model_limits": {"org/smol:q4": {"concurrency": 3}},
+        }.items()
+    )
+    lines = [line.split(maxsplit=1) for line in run("tenants", "show", "inside").output.splitlines()]
+    assert ["limits", "tpm=900"] in lines
+    position = lines.index(["departments", "law: -"])
+    assert " ".join(lines[position + 1]) == "sales: rps=2.5 tpm=100"
+    assert ["user_limits", "rps=1.0"] in lines
+    assert ["users", "a=b:c: tpm=50"] in lines
+    assert ["model_limits", "org/smol:q4: concurrency=3"] in lines
+    changed = run(
+        "tenants", "update", "inside", "--remove-department", "law", "--department-limit", "sales:tpm=none",
+        "--user-limit-of", "a=b:c:tpm=none", "--user-limit", "rps=none", "--json",
+    )  # fmt: skip
+    assert (
+        json.loads(changed.output).items()
+        >= {
+            "limits": {"tpm": 900},
+            "departments": {"sales": {"rps": 2.5}},
+            "user_limits": {},
+            "users": {},
+            "model_limits": {"org/smol:q4": {"concurrency": 3}},
+        }.items()
+    )
+    assert ["users", "-"] in [line.split() for line in run("tenants", "show", "inside").output.splitlines()]
+
+
+def test_keys_of_a_department(run: Run) -> None:
+    run("tenants", "create", "parted", "--department", "sales")
+    made = json.loads(run("keys", "create", "parted", "--department", "sales", "--json").output)
+    assert made["department"] == "sales"
+    header, row = (line.split() for line in run("keys", "list", "--tenant", "parted").output.splitlines())
+    assert row[header.index("department")] == "sales"
+    refused = run("keys", "create", "parted", "--department", "law")
+    assert refused.exit_code == 1
+    assert "[department_not_found]" in refused.stderr
+    refused = run("tenants", "update", "parted", "--remove-department", "sales")
+    assert refused.exit_code == 1
+    assert "'sales' (1)" in refused.stderr
+
+
+@pytest.mark.parametrize("text", ["", "tpm", "tpm=x", "tpm=", "tpm=inf", "tpm=nan", "tpm=1e999"])
+def test_bad_limits(run: Run, text: str) -> None:
+    for option, prefix in (("--limit", ""), ("--user-limit-of", "ann:")):
+        result = run("tenants", "update", "demo", option, prefix + text)
+        assert result.exit_code == 2
+        assert "is not like" in result.output
+
+
+@pytest.mark.parametrize("text", ["tpm=1", ":tpm=1", "ann:=1", "ann:tpm"])
+def test_bad_limits_of_something_named(run: Run, text: str) -> None:
+    result = run("tenants", "update", "demo", "--model-limit", text)
+    assert result.exit_code == 2
+    assert "NAME:tpm=1000" in result.output
+
+
 def test_nothing_to_update_is_wrong_usage(run: Run) -> None:
     assert run("tenants", "update", "demo").exit_code == 2
 

@@ -14,6 +14,7 @@ import pytest
 
 from headrace.bounds import FRAME_BYTES_MAX
 from headrace.clock import SystemClock
+from headrace.config.limits import LevelChanges, Limits
 from headrace.core import control
 from headrace.core import messages as m
 from headrace.core.client import CoreClient, CoreUnavailable
@@ -73,8 +74,13 @@ async def test_every_request_is_answered(world: World) -> None:
     assert (await call(m.UpdateTenant(id="demo", name=None), m.TenantReply)).tenant.name is None
     assert (await call(m.GetTenant(id="demo"), m.TenantReply)).tenant.version == 3
     assert [tenant.id for tenant in (await call(m.ListTenants(), m.TenantsReply)).tenants] == ["demo"]
-    issued = (await call(m.CreateKey(tenant="demo", scopes=("chat:read",)), m.IssuedKeyReply)).issued
-    assert issued.view.scopes == ("chat:read",)
+    levels = LevelChanges(departments={"sales": {"tpm": 5}}, user_limits={"rps": 1.5})
+    updated = await call(m.UpdateTenant(id="demo", levels=levels), m.TenantReply)
+    assert updated.tenant.departments == {"sales": Limits(tpm=5)}
+    assert updated.tenant.user_limits == Limits(rps=1.5)
+    create = m.CreateKey(tenant="demo", department="sales", scopes=("chat:read",))
+    issued = (await call(create, m.IssuedKeyReply)).issued
+    assert (issued.view.scopes, issued.view.department) == (("chat:read",), "sales")
     assert (await call(m.ListKeys(tenant="demo"), m.KeysReply)).keys == [issued.view]
     revoked = await call(m.RevokeKey(jti=issued.view.jti), m.KeyReply)
     assert revoked.key.revoked_ts is not None
@@ -84,6 +90,25 @@ async def test_every_request_is_answered(world: World) -> None:
     assert await call(m.FlushLedger(), m.Done) == m.Done()
     assert world.flushed == 1
     assert world.directory._store.changes()[1][1].actor == "key_a"
+
+
+async def test_the_largest_tenant_passes(world: World) -> None:
+    call = world.client.call
+    world.directory._store._connection.execute("PRAGMA synchronous=OFF")
+    everything: Any = dict.fromkeys(("rps", "concurrency", "streams"), 1_000_000)
+    everything |= dict.fromkeys(("tpm", "max_prompt_tokens", "max_total_tokens"), 10**12)
+    levels = LevelChanges(
+        departments={f"{number:0128}": everything for number in range(1000)},
+        users={f"{number:0256}": everything for number in range(10_000)},
+        model_limits={f"{number:0256}": everything for number in range(256)},
+    )
+    for tenant in ("a", "b"):
+        made = (await call(m.CreateTenant(id=tenant, levels=levels), m.TenantReply)).tenant
+    assert (len(made.departments), len(made.users), len(made.model_limits)) == (1000, 10_000, 256)
+    page = await call(m.ListTenants(), m.TenantsReply)
+    assert ([tenant.id for tenant in page.tenants], page.has_more) == (["a"], True)
+    update = m.UpdateTenant(id="a", levels=LevelChanges(users={f"{9_999:0256}": None}))
+    assert len((await call(update, m.TenantReply)).tenant.users) == 9_999
 
 
 async def test_what_cannot_be_done_comes_back_as_a_failure(world: World) -> None:

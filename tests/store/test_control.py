@@ -4,11 +4,14 @@ import sqlite3
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from headrace.config.limits import Limits, TenantLevels
 from headrace.errors import SetupError
-from headrace.store.control import Change, ControlStore, Key, Tenant
+from headrace.store.control import _SCHEMA, Change, ControlStore, Key, LevelEntry, Tenant
 from headrace.store.errors import StoreUnavailable
+from headrace.store.sqlite import open_database
 
 TENANT = Tenant(id="demo", name="Demo", status="active", created_us=1, updated_us=1, version=1)
 KEY = Key(
@@ -49,6 +52,80 @@ def test_what_was_saved_is_there_after_a_restart(path: Path) -> None:
         (3, "signing_key.created"),
     ]
     assert store.changes(after=2)[0][1] == change("signing_key.created")
+    store.close()
+
+
+def test_a_file_from_before_departments_keeps_what_it_has(path: Path) -> None:
+    old = open_database(path, _SCHEMA[:2], synchronous="FULL")
+    old.execute("INSERT INTO tenants VALUES ('demo', 'Demo', 'active', 1, 1, 1, '{\"tpm\": 9}')")
+    old.execute(
+        "INSERT INTO keys VALUES (1, 'key_1', 'tenant', 'demo', 'ann', NULL, '[\"chat:read\"]', 'kid_1', 1, 2, NULL,"
+        " '{\"rps\": 2.5}')"
+    )
+    old.execute("INSERT INTO changes VALUES (1, 1, 'me', 'tenant.created', 'demo', '{}')")
+    old.close()
+    store = ControlStore.open(path)
+    (tenant,) = store.tenants()
+    assert tenant == msgspec.structs.replace(TENANT, limits=Limits(tpm=9))
+    (key,) = store.api_keys()
+    assert key == msgspec.structs.replace(KEY, scopes=("chat:read",), limits=Limits(rps=2.5))
+    entry = LevelEntry(level="department", name="sales", limits=Limits())
+    store.save_tenant(tenant, change("tenant.updated"), [entry])
+    store.add_key(msgspec.structs.replace(key, jti="key_2", department="sales"), change("key.created"))
+    store.close()
+    store = ControlStore.open(path)
+    assert store.tenants()[0].levels == TenantLevels(departments={"sales": Limits()})
+    assert [key.department for key in store.api_keys()] == [None, "sales"]
+    assert [done.action for _, done in store.changes()] == ["tenant.created", "tenant.updated", "key.created"]
+    store.close()
+
+
+def test_of_departments_users_and_models_only_what_changed_is_written(path: Path) -> None:
+    store = ControlStore.open(path)
+    for tenant in ("a", "b"):
+        levels = TenantLevels(user_limits=Limits(rps=1))
+        store.save_tenant(
+            msgspec.structs.replace(TENANT, id=tenant, levels=levels),
+            change("tenant.created"),
+            [
+                LevelEntry(level="department", name="x", limits=Limits()),
+                LevelEntry(level="user", name="x", limits=Limits(tpm=5)),
+                LevelEntry(level="tenant_model", name="x", limits=Limits(streams=0)),
+            ],
+        )
+    changes = [
+        LevelEntry(level="user", name="x", limits=None),
+        LevelEntry(level="tenant_model", name="x", limits=Limits(rps=0.5)),
+        LevelEntry(level="tenant_model", name="y", limits=Limits(concurrency=3)),
+    ]
+    store.save_tenant(msgspec.structs.replace(TENANT, id="b"), change("tenant.updated"), changes)
+    store.close()
+    store = ControlStore.open(path)
+    a, b = (tenant.levels for tenant in store.tenants())
+    assert a == TenantLevels(
+        departments={"x": Limits()},
+        user_limits=Limits(rps=1),
+        users={"x": Limits(tpm=5)},
+        model_limits={"x": Limits(streams=0)},
+    )
+    assert b == TenantLevels(
+        departments={"x": Limits()},
+        model_limits={"x": Limits(rps=0.5), "y": Limits(concurrency=3)},
+    )
+    store.close()
+
+
+def test_a_tenant_is_saved_with_all_its_entries_or_not_at_all(path: Path) -> None:
+    store = ControlStore.open(path)
+    store.save_tenant(TENANT, change("tenant.created"))
+    entries = [
+        LevelEntry(level="user", name="x", limits=Limits(tpm=5)),
+        LevelEntry(level="planet", name="x", limits=Limits(tpm=5)),  # type: ignore[arg-type]
+    ]
+    with pytest.raises(StoreUnavailable):
+        store.save_tenant(msgspec.structs.replace(TENANT, name="New"), change("tenant.updated"), entries)
+    assert store.tenants() == [TENANT]
+    assert len(store.changes()) == 1
     store.close()
 
 

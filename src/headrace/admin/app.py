@@ -21,6 +21,7 @@ from headrace.admin.bodies import (
     TenantCreate,
     TenantUpdate,
     body_of,
+    levels_of,
     limits_of,
     page_of,
     query_of,
@@ -72,7 +73,7 @@ def _add_tenants(app: FastAPI, core: CoreClient) -> None:
         """A new tenant."""
         body = await body_of(request, TenantCreate)
         reply = await core.call(
-            m.CreateTenant(id=body.id, name=body.name, limits=limits_of(body.limits)),
+            m.CreateTenant(id=body.id, name=body.name, limits=limits_of(body.limits), levels=levels_of(body)),
             m.TenantReply,
             actor=_actor(request),
         )
@@ -101,6 +102,7 @@ def _add_tenants(app: FastAPI, core: CoreClient) -> None:
             name=body.name if "name" in given else msgspec.UNSET,
             status=body.status if "status" in given else msgspec.UNSET,
             limits=dict(body.limits) if "limits" in given else msgspec.UNSET,
+            levels=levels_of(body),
         )
         return _json((await core.call(update, m.TenantReply, actor=_actor(request))).tenant)
 
@@ -112,6 +114,7 @@ def _add_keys(app: FastAPI, core: CoreClient) -> None:
         body = await body_of(request, KeyCreate)
         create = m.CreateKey(
             tenant=body.tenant,
+            department=body.department,
             user=body.user,
             name=body.name,
             scopes=None if body.scopes is None else tuple(body.scopes),

@@ -11,9 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
 from headrace.admin.problems import Problem
-from headrace.config.limits import Limits
+from headrace.config.limits import LevelChanges, Limits, LimitValues
 
-LimitValues = dict[str, int | float | None]
 LIMITS_NOT_SUPPORTED_YET: Final = frozenset(
     {"tokens_per_day", "tokens_per_month", "cost_per_day", "cost_per_month", "gpu_memory_gb"}
 )
@@ -29,26 +28,39 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class TenantCreate(_Body):
+class _TenantBody(_Body):
+    name: str | None = None
+    limits: LimitValues = {}
+    departments: dict[str, LimitValues | None] = {}
+    """Each with its limits; `{}` is a department without any."""
+    user_limits: LimitValues = {}
+    """Of every single user."""
+    users: dict[str, LimitValues | None] = {}
+    """Of particular users, in place of `user_limits` limit by limit."""
+    model_limits: dict[str, LimitValues | None] = {}
+    """Of what the tenant may take of one model."""
+
+
+class TenantCreate(_TenantBody):
     """A new tenant. Limits left out are unlimited."""
 
     id: str
-    name: str | None = None
-    limits: LimitValues = {}
 
 
-class TenantUpdate(_Body):
-    """Only what is given changes; `name: null` takes the name away, `limits: {"tpm": null}` that limit."""
+class TenantUpdate(_TenantBody):
+    """Only what is given changes; `name: null` takes the name away, `limits: {"tpm": null}` that limit.
 
-    name: str | None = None
+    Departments, users and models that are not named stay; `departments: {"sales": null}` takes one away.
+    """
+
     status: Literal["active", "disabled"] = "active"
-    limits: LimitValues = {}
 
 
 class KeyCreate(_Body):
     """A new key. Without `scopes` it may chat, stream, embed and read usage; it lives 90 days."""
 
     tenant: str
+    department: str | None = None
     user: str | None = None
     name: str | None = None
     scopes: list[str] | None = None
@@ -68,29 +80,43 @@ async def body_of(request: Request, model: type[B]) -> B:
         raise _bad_body(errors, model) from error
 
 
-def limits_of(values: LimitValues) -> Limits:
+def levels_of(body: TenantCreate | TenantUpdate) -> LevelChanges:
+    """What a body says of departments, users and models. Raises `Problem` 400 as `limits_of` does."""
+    limits_of(body.user_limits, "user_limits")
+    for field in ("departments", "users", "model_limits"):
+        for name, values in getattr(body, field).items():
+            limits_of(values or {}, f"{field}.{name[:64]}")
+    return LevelChanges(
+        departments=body.departments,
+        user_limits=body.user_limits,
+        users=body.users,
+        model_limits=body.model_limits,
+    )
+
+
+def limits_of(values: LimitValues, field: str = "limits") -> Limits:
     """The limits that are set. Raises `Problem` 400 for unknown names and values out of range."""
     for name in values:
         if name in LIMITS_NOT_SUPPORTED_YET:
             raise Problem(
                 400,
                 "not_supported_yet",
-                f"limits.{name} is not enforced by this version yet, so it is not accepted either; "
+                f"{field}.{name} is not enforced by this version yet, so it is not accepted either; "
                 f"allowed are {', '.join(Limits.__struct_fields__)}",
-                param=f"limits.{name}",
+                param=f"{field}.{name}",
             )
         if name not in Limits.__struct_fields__:
             raise Problem(
                 400,
                 "unknown_field",
-                f"unknown limit 'limits.{name[:64]}'; allowed are {', '.join(Limits.__struct_fields__)}",
-                param=f"limits.{name[:64]}",
+                f"unknown limit {f'{field}.{name[:64]}'!r}; allowed are {', '.join(Limits.__struct_fields__)}",
+                param=f"{field}.{name[:64]}",
             )
     given = {name: value for name, value in values.items() if value is not None}
     try:
         return msgspec.convert(given, Limits)
     except msgspec.ValidationError as error:
-        raise Problem(400, "invalid_value", f"limits: {error}", param="limits") from error
+        raise Problem(400, "invalid_value", f"{field}: {error}", param=field) from error
 
 
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
@@ -129,9 +155,19 @@ def page_of(query: dict[str, str]) -> tuple[str | None, int]:
     return query.get("after"), int(limit)
 
 
+_NUMBERS: Final = ("int", "float")
+"""How pydantic ends the place of an error where either may stand."""
+
+
+def _field_of(place: tuple[str | int, ...]) -> str:
+    if len(place) > 1 and place[-1] in _NUMBERS:
+        place = place[:-1]
+    return ".".join(map(str, place))
+
+
 def _bad_body(errors: list[Any], model: type[BaseModel]) -> Problem:
     """The first error; fields that are not supported yet before all others."""
-    by_field = {".".join(map(str, error["loc"])): error for error in errors}
+    by_field = {_field_of(error["loc"]): error for error in errors}
     allowed = ", ".join(model.model_fields)
     for field, error in by_field.items():
         if error["type"] == "extra_forbidden" and field in NOT_SUPPORTED_YET:
@@ -150,6 +186,8 @@ def _bad_body(errors: list[Any], model: type[BaseModel]) -> Problem:
             return Problem(
                 400, "unknown_field", f"unknown field {shown!r}; allowed are {allowed}", param=shown
             )
+        case "int_type" | "float_type" if error["loc"][-1] in _NUMBERS:
+            return Problem(400, "invalid_value", f"{shown}: not a number or null", param=shown)
         case "missing":
             return Problem(400, "missing_field", f"{shown} is required", param=shown)
         case _:

@@ -15,6 +15,7 @@ _COLUMNS: Final = (
     "jti",
     "kind",
     "tenant",
+    "department",
     "user",
     "name",
     "scopes",
@@ -46,6 +47,7 @@ def keys() -> None:
 
 @keys.command("create")
 @click.argument("tenant")
+@click.option("--department", help="The department of the tenant that the key belongs to.")
 @click.option("--user", help="Bind the key to an end user.")
 @click.option("--name", help="A name for people.")
 @click.option("--scope", "scopes", multiple=True, help="A scope of the key; may be given several times.")
@@ -54,6 +56,7 @@ def keys() -> None:
 @connected
 def create(
     tenant: str,
+    department: str | None,
     user: str | None,
     name: str | None,
     scopes: tuple[str, ...],
@@ -64,6 +67,7 @@ def create(
     """Create a key of TENANT. It is shown this once and kept nowhere."""
     body = {
         "tenant": tenant,
+        "department": department,
         "user": user,
         "name": name,
         "scopes": list(scopes) or None,

@@ -33,18 +33,30 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> No
 
 
 def print_fields(value: Mapping[str, Any]) -> None:
-    """One field a line."""
+    """One field a line; of a table of limits by name, each name on a line of its own."""
     width = max(map(len, value), default=0)
     for name, field in value.items():
-        click.echo(f"{name.ljust(width)}  {cell(name, field)}")
+        entries = field if isinstance(field, Mapping) else {}
+        if entries and all(isinstance(entry, Mapping) for entry in entries.values()):
+            lines = [f"{_printable(entry)}: {cell(name, limits)}" for entry, limits in entries.items()]
+        else:
+            lines = [cell(name, field)]
+        for title, line in zip((name, *[""] * (len(lines) - 1)), lines, strict=True):
+            click.echo(f"{title.ljust(width)}  {line}")
 
 
 def cell(name: str, value: Any) -> str:
     """A value as text on one line; nothing is a dash."""
-    if value is None or value == []:
+    if value is None or value == [] or value == {}:
         return "-"
     if name.endswith("_ts") and isinstance(value, int):
         return datetime.fromtimestamp(value / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     if isinstance(value, list):
-        return ",".join(map(str, value))
-    return "".join(character if character.isprintable() else "?" for character in str(value))
+        return _printable(",".join(map(str, value)))
+    if isinstance(value, Mapping):
+        return _printable(" ".join(f"{name}={entry}" for name, entry in value.items()))
+    return _printable(str(value))
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)

@@ -6,7 +6,7 @@ from urllib.parse import quote
 import click
 
 from headrace.cli.connection import Connection, connected
-from headrace.cli.limits import Limit, limit_option
+from headrace.cli.limits import level_fields, level_options
 from headrace.cli.output import print_fields, print_json, print_table
 from headrace.cli.paging import every_page
 
@@ -21,11 +21,11 @@ def tenants() -> None:
 @tenants.command("create")
 @click.argument("tenant")
 @click.option("--name", help="A name for people.")
-@limit_option
+@level_options
 @connected
-def create(tenant: str, name: str | None, limits: tuple[Limit, ...], server: Connection) -> None:
+def create(tenant: str, name: str | None, server: Connection, **levels: Any) -> None:
     """Create TENANT: a-z, 0-9, - and _, at most 63 characters."""
-    body = {"id": tenant, "name": name, "limits": dict(limits)}
+    body = {"id": tenant, "name": name, **level_fields(**levels)}
     _show(server, server.admin("POST", "/admin/v1/tenants", body=body))
 
 
@@ -51,17 +51,22 @@ def show(tenant: str, server: Connection) -> None:
 @tenants.command("update")
 @click.argument("tenant")
 @click.option("--name", help="The new name; empty takes it away.")
-@limit_option
+@level_options
+@click.option(
+    "--remove-department", "removed", multiple=True, help="A department without keys, to take away."
+)
 @connected
-def update(tenant: str, name: str | None, limits: tuple[Limit, ...], server: Connection) -> None:
+def update(
+    tenant: str, name: str | None, removed: tuple[str, ...], server: Connection, **levels: Any
+) -> None:
     """Change TENANT. Limits that are not named stay as they are."""
-    body: dict[str, Any] = {}
+    body = level_fields(**levels)
     if name is not None:
         body["name"] = name or None
-    if limits:
-        body["limits"] = dict(limits)
+    if removed:
+        body["departments"] = body.get("departments", {}) | dict.fromkeys(removed)
     if not body:
-        raise click.UsageError("nothing to change: give --name or --limit")
+        raise click.UsageError("nothing to change: give --name, a limit or a department")
     _show(server, server.admin("PATCH", _path(tenant), body=body))
 
 

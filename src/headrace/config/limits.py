@@ -1,10 +1,12 @@
-"""The limits that tenants, keys, models and the whole cluster can have."""
+"""The limits that the whole cluster, models, tenants, what is inside a tenant, and keys can have."""
 
 from typing import Annotated, Literal
 
 import msgspec
 
-Level = Literal["cluster", "tenant", "key", "model"]
+Level = Literal["cluster", "model", "tenant", "department", "user", "tenant_model", "key"]
+InnerLevel = Literal["department", "user", "tenant_model"]
+"""The levels inside a tenant. `tenant_model` is what one tenant takes of one model."""
 LimitType = Literal["rps", "tpm", "concurrency", "streams", "prompt_tokens", "total_tokens"]
 
 _Rate = Annotated[float, msgspec.Meta(gt=0, le=1_000_000)]
@@ -30,3 +32,34 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 UNLIMITED = Limits()
+
+
+class TenantLevels(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits inside a tenant, beside those of the tenant as a whole."""
+
+    departments: dict[str, Limits] = {}
+    """All departments (projects) by name, those without limits too: keys can name them."""
+    user_limits: Limits = UNLIMITED
+    """What every single user may take."""
+    users: dict[str, Limits] = {}
+    """For particular users, in place of `user_limits` limit by limit."""
+    model_limits: dict[str, Limits] = {}
+    """What the tenant may take of one model, by the model's id."""
+
+
+NO_LEVELS = TenantLevels()
+
+LimitValues = dict[str, int | float | None]
+"""Limits to change, by name; None takes one away, those not named stay."""
+
+
+class LevelChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What to change of `TenantLevels`. What is not named stays; None takes a whole entry away."""
+
+    departments: dict[str, LimitValues | None] = {}
+    user_limits: LimitValues = {}
+    users: dict[str, LimitValues | None] = {}
+    model_limits: dict[str, LimitValues | None] = {}
+
+
+NO_CHANGES = LevelChanges()

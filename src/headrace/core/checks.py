@@ -52,6 +52,28 @@ def check_user(user: str | None) -> None:
         )
 
 
+def check_department(department: str, field: str) -> None:
+    """The name of a department: one line, at most `DEPARTMENT_BYTES_MAX` bytes in UTF-8."""
+    _check_entry(department, field, "a department", bounds.DEPARTMENT_BYTES_MAX)
+
+
+def check_limited_user(user: str, field: str) -> None:
+    """A user that is given limits: as in keys and requests."""
+    _check_entry(user, field, "a user", bounds.USER_BYTES_MAX)
+
+
+def check_limited_model(model: str, field: str) -> None:
+    """A model's id. It need not be served now: models come and go."""
+    _check_entry(model, field, "a model's id", bounds.MODEL_NAME_BYTES_MAX)
+
+
+def _check_entry(name: str, field: str, what: str, bytes_max: int) -> None:
+    if _CONTROL_CHARACTERS.search(name) or not 1 <= len(name.encode()) <= bytes_max:
+        raise ControlFailure(
+            400, "invalid_entry", f"{field}: {what} is one line of 1 to {bytes_max} bytes", field
+        )
+
+
 def checked_lifetime(expires_in_s: int | None) -> int:
     """Seconds a new key lives, the default filled in."""
     if expires_in_s is None:
@@ -73,11 +95,13 @@ def check_page_size(limit: int) -> None:
         raise ControlFailure(400, "invalid_limit", f"limit is 1 to {PAGE_SIZE_MAX}", "limit")
 
 
-def merged_limits(old: Limits, changes: Mapping[str, float | None]) -> Limits:
-    """The limits with these changes; `None` takes one away. Raises `ControlFailure` 400."""
+def merged_limits(old: Limits, changes: Mapping[str, float | None], field: str = "limits") -> Limits:
+    """The limits with these changes; `None` takes one away. Raises `ControlFailure` 400 about `field`."""
+    if not changes:
+        return old
     merged = {**msgspec.to_builtins(old), **changes}
     given = {name: value for name, value in merged.items() if value is not None}
     try:
         return msgspec.convert(given, Limits, strict=False)
     except msgspec.ValidationError as error:
-        raise ControlFailure(400, "invalid_value", f"limits: {error}", "limits") from error
+        raise ControlFailure(400, "invalid_value", f"{field}: {error}", field) from error

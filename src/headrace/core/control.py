@@ -104,8 +104,12 @@ class ControlServer:
             case m.CheckAdminKey(jti=jti):
                 directory.authorize_admin(jti)
                 return m.Done()
-            case m.CreateTenant(id=tenant_id, name=name, limits=limits):
-                return m.TenantReply(directory.create_tenant(tenant_id, name, limits=limits, actor=actor))
+            case m.CreateTenant(id=tenant_id, name=name):
+                return m.TenantReply(
+                    directory.create_tenant(
+                        tenant_id, name, limits=request.limits, levels=request.levels, actor=actor
+                    )
+                )
             case m.UpdateTenant(id=tenant_id):
                 return m.TenantReply(
                     directory.update_tenant(
@@ -113,6 +117,7 @@ class ControlServer:
                         name=request.name,
                         status=request.status,
                         limits=request.limits,
+                        levels=request.levels,
                         actor=actor,
                     )
                 )

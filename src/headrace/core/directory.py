@@ -1,7 +1,8 @@
 """Tenants and keys as the core knows them: all in memory, every change stored before it takes effect.
 
-The hot path (`authorize`) is two set lookups. Because the core is the only writer and checks each
-request against these sets, a revocation or a disabled tenant is in force when the changing call returns.
+The hot path is two set lookups (`authorize`) and one in a dictionary (`levels`). Because the core is the
+only writer and checks each request against these, a revocation, a disabled tenant or a new limit is in force
+when the changing call returns.
 """
 
 import secrets
@@ -12,12 +13,22 @@ from typing import Final, Literal, cast
 
 import msgspec
 
+from headrace import bounds
 from headrace.clock import Clock
-from headrace.config.limits import UNLIMITED, Limits
+from headrace.config.limits import NO_CHANGES, NO_LEVELS, UNLIMITED, LevelChanges, Limits
 from headrace.core import checks
 from headrace.core.failure import ControlFailure
 from headrace.core.keyring import Keyring
+from headrace.core.levels import (
+    CallerLevels,
+    caller_levels,
+    changed,
+    check_gone_departments,
+    num_entries,
+    recorded,
+)
 from headrace.core.messages import IssuedKey, KeyView, TenantView
+from headrace.core.views import key_view, tenant_view
 from headrace.identity import (
     ADMIN_KEY,
     DEFAULT_SCOPES,
@@ -28,7 +39,7 @@ from headrace.identity import (
     checked_scopes,
     issue,
 )
-from headrace.store.control import Change, ControlStore, Key, Tenant
+from headrace.store.control import Change, ControlStore, Key, LevelEntry, Tenant
 
 ADMIN_SUBJECT: Final = "@admin"
 """`sub` of admin keys. No tenant can be called so."""
@@ -51,6 +62,7 @@ class Directory:
         live = [key for key in self._keys.values() if key.revoked_us is None]
         self._live_jtis = {key.jti for key in live if key.kind == "tenant"}
         self._live_admin_jtis = {key.jti for key in live if key.kind == "admin"}
+        self._resolved: dict[tuple[str, str | None, str], CallerLevels] = {}
 
     @classmethod
     def open(cls, data_dir: Path, clock: Clock) -> "Directory":
@@ -80,16 +92,40 @@ class Directory:
         """The limits of an authorized caller: its tenant's and its key's."""
         return self._tenants[tenant].limits, self._keys[jti].limits
 
+    def levels(self, tenant: str, jti: str, user: str | None, model: str) -> CallerLevels:
+        """What limits an authorized caller's request for a model: (level, account, limits) of each level.
+
+        Tenant and key are always there; department, user and tenant_model where something is limited.
+        """
+        found = self._resolved.get((jti, user, model))
+        if found is None:
+            if len(self._resolved) >= bounds.CALLERS_RESOLVED_MAX:
+                self._resolved.clear()
+            found = caller_levels(self._tenants[tenant], self._keys[jti], user, model)
+            self._resolved[(jti, user, model)] = found
+        return found
+
+    def department_of(self, jti: str) -> str | None:
+        """The department an authorized caller's key belongs to."""
+        return self._keys[jti].department
+
     # --- tenants --------------------------------------------------------------------------------
 
     def create_tenant(
-        self, tenant_id: str, name: str | None, *, limits: Limits = UNLIMITED, actor: str
+        self,
+        tenant_id: str,
+        name: str | None,
+        *,
+        limits: Limits = UNLIMITED,
+        levels: LevelChanges = NO_CHANGES,
+        actor: str,
     ) -> TenantView:
         """A new active tenant. 409 `tenant_exists` when there is one of that id."""
         checks.check_tenant_id(tenant_id)
         checks.check_name(name)
         if tenant_id in self._tenants:
             raise ControlFailure(409, "tenant_exists", f"there is already a tenant {tenant_id!r}", "id")
+        new_levels, entries = changed(NO_LEVELS, levels)
         now_us = self._clock.wall_us()
         tenant = Tenant(
             id=tenant_id,
@@ -99,8 +135,9 @@ class Directory:
             updated_us=now_us,
             version=1,
             limits=limits,
+            levels=new_levels,
         )
-        return self._save_tenant(tenant, "tenant.created", actor)
+        return self._save_tenant(tenant, "tenant.created", actor, entries)
 
     def update_tenant(
         self,
@@ -109,11 +146,17 @@ class Directory:
         name: str | msgspec.UnsetType | None = msgspec.UNSET,
         status: str | msgspec.UnsetType = msgspec.UNSET,
         limits: Mapping[str, float | None] | msgspec.UnsetType = msgspec.UNSET,
+        levels: LevelChanges = NO_CHANGES,
         actor: str,
     ) -> TenantView:
-        """Changes what is given; a call that changes nothing is not recorded."""
+        """Changes what is given; a call that changes nothing is not recorded.
+
+        409 `department_in_use` when a department would go that keys still name.
+        """
         old = self._tenant(tenant_id)
-        new = old
+        new_levels, entries = changed(old.levels, levels)
+        check_gone_departments(tenant_id, entries, self._keys.values(), self._clock.wall_us())
+        new = msgspec.structs.replace(old, levels=new_levels)
         if name is not msgspec.UNSET:
             checks.check_name(name)
             new = msgspec.structs.replace(new, name=name)
@@ -124,21 +167,29 @@ class Directory:
         if limits is not msgspec.UNSET:
             new = msgspec.structs.replace(new, limits=checks.merged_limits(old.limits, limits))
         if new == old:
-            return _tenant_view(old)
+            return tenant_view(old)
         new = msgspec.structs.replace(new, updated_us=self._clock.wall_us(), version=old.version + 1)
-        return self._save_tenant(new, "tenant.updated", actor)
+        return self._save_tenant(new, "tenant.updated", actor, entries)
 
     def get_tenant(self, tenant_id: str) -> TenantView:
         """404 `tenant_not_found` when there is none."""
-        return _tenant_view(self._tenant(tenant_id))
+        return tenant_view(self._tenant(tenant_id))
 
     def list_tenants(
         self, *, after: str | None = None, limit: int = checks.PAGE_SIZE_MAX
     ) -> tuple[list[TenantView], bool]:
-        """One page in the order of ids, and whether there are more."""
+        """One page in the order of ids, and whether there are more. Large tenants make it shorter."""
         checks.check_page_size(limit)
         ids = sorted(tenant_id for tenant_id in self._tenants if after is None or tenant_id > after)
-        return [_tenant_view(self._tenants[tenant_id]) for tenant_id in ids[:limit]], len(ids) > limit
+        page: list[TenantView] = []
+        entries = 0
+        for tenant_id in ids[:limit]:
+            tenant = self._tenants[tenant_id]
+            entries += num_entries(tenant)
+            if page and entries > bounds.TENANT_PAGE_ENTRIES_MAX:
+                break
+            page.append(tenant_view(tenant))
+        return page, len(ids) > len(page)
 
     # --- keys -----------------------------------------------------------------------------------
 
@@ -146,6 +197,7 @@ class Directory:
         self,
         *,
         tenant: str,
+        department: str | None = None,
         user: str | None = None,
         name: str | None = None,
         scopes: tuple[str, ...] | None = None,
@@ -156,12 +208,15 @@ class Directory:
         """A new key of a tenant, valid at once; the only time the key itself is seen."""
         if tenant not in self._tenants:
             raise ControlFailure(404, "tenant_not_found", f"there is no tenant {tenant[:64]!r}", "tenant")
+        if department is not None and department not in self._tenants[tenant].levels.departments:
+            message = f"tenant {tenant!r} has no department {department[:64]!r}; add it to the tenant first"
+            raise ControlFailure(404, "department_not_found", message, "department")
         checks.check_user(user)
         try:
             chosen = checked_scopes(DEFAULT_SCOPES if scopes is None else scopes, TENANT_KEY)
         except UnknownScope as error:
             raise ControlFailure(400, "invalid_scope", str(error), "scopes") from error
-        return self._create_key("tenant", tenant, user, name, chosen, expires_in_s, actor, limits)
+        return self._create_key("tenant", tenant, user, name, chosen, expires_in_s, actor, limits, department)
 
     def create_admin_key(
         self, *, name: str | None = None, expires_in_s: int | None = None, actor: str
@@ -181,7 +236,8 @@ class Directory:
             self._keys[jti] = key
             self._live_jtis.discard(jti)
             self._live_admin_jtis.discard(jti)
-        return _key_view(key)
+            self._resolved.clear()
+        return key_view(key)
 
     def list_keys(
         self, *, tenant: str | None = None, after: str | None = None, limit: int = checks.PAGE_SIZE_MAX
@@ -197,7 +253,7 @@ class Directory:
             next(key for key in keys if key.jti == after)
         wanted = (key for key in keys if tenant is None or key.tenant == tenant)
         page = list(islice(wanted, limit + 1))
-        return [_key_view(key) for key in page[:limit]], len(page) > limit
+        return [key_view(key) for key in page[:limit]], len(page) > limit
 
     # --- inside ---------------------------------------------------------------------------------
 
@@ -207,7 +263,7 @@ class Directory:
             raise ControlFailure(404, "tenant_not_found", f"there is no tenant {tenant_id[:64]!r}")
         return tenant
 
-    def _save_tenant(self, tenant: Tenant, action: str, actor: str) -> TenantView:
+    def _save_tenant(self, tenant: Tenant, action: str, actor: str, entries: list[LevelEntry]) -> TenantView:
         change = Change(
             at_us=tenant.updated_us,
             actor=actor,
@@ -218,15 +274,17 @@ class Directory:
                 "status": tenant.status,
                 "version": tenant.version,
                 "limits": msgspec.to_builtins(tenant.limits),
+                **recorded(tenant.levels, entries),
             },
         )
-        self._store.save_tenant(tenant, change)
+        self._store.save_tenant(tenant, change, entries)
         self._tenants[tenant.id] = tenant
+        self._resolved.clear()
         if tenant.status == "active":
             self._active_tenants.add(tenant.id)
         else:
             self._active_tenants.discard(tenant.id)
-        return _tenant_view(tenant)
+        return tenant_view(tenant)
 
     def _create_key(
         self,
@@ -238,6 +296,7 @@ class Directory:
         expires_in_s: int | None,
         actor: str,
         limits: Limits = UNLIMITED,
+        department: str | None = None,
     ) -> IssuedKey:
         checks.check_name(name)
         lifetime_s = checks.checked_lifetime(expires_in_s)
@@ -254,6 +313,7 @@ class Directory:
             # JWT counts whole seconds: rounded up, so a key never lives shorter than asked for.
             expires_us=(-(-now_us // 1_000_000) + lifetime_s) * 1_000_000,
             limits=limits,
+            department=department,
         )
         text = issue(
             self.keyring.active,
@@ -268,6 +328,7 @@ class Directory:
         body = {
             "kind": kind,
             "tenant": tenant,
+            "department": department,
             "scopes": scopes,
             "expires_us": key.expires_us,
             "limits": msgspec.to_builtins(limits),
@@ -277,31 +338,4 @@ class Directory:
         )
         self._keys[key.jti] = key
         (self._live_jtis if kind == "tenant" else self._live_admin_jtis).add(key.jti)
-        return IssuedKey(key=text, view=_key_view(key))
-
-
-def _tenant_view(tenant: Tenant) -> TenantView:
-    return TenantView(
-        id=tenant.id,
-        name=tenant.name,
-        status=tenant.status,
-        created_ts=tenant.created_us,
-        updated_ts=tenant.updated_us,
-        version=tenant.version,
-        limits=tenant.limits,
-    )
-
-
-def _key_view(key: Key) -> KeyView:
-    return KeyView(
-        jti=key.jti,
-        kind=key.kind,
-        tenant="" if key.kind == "admin" else key.tenant,
-        user=key.user,
-        name=key.name,
-        scopes=key.scopes,
-        created_ts=key.created_us,
-        expires_ts=key.expires_us,
-        revoked_ts=key.revoked_us,
-        limits=key.limits,
-    )
+        return IssuedKey(key=text, view=key_view(key))

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.config.limits import UNLIMITED, Limits
+from headrace.config.limits import NO_CHANGES, UNLIMITED, LevelChanges, Limits, LimitValues
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +23,10 @@ class TenantView(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     """Counts the changes to this tenant, from 1."""
     limits: Limits = UNLIMITED
+    departments: dict[str, Limits] = {}
+    user_limits: Limits = UNLIMITED
+    users: dict[str, Limits] = {}
+    model_limits: dict[str, Limits] = {}
 
 
 class KeyView(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +37,7 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     """`tenant`, or `admin` for keys of the admin API."""
     tenant: str
     """Empty for admin keys."""
+    department: str | None = None
     user: str | None = None
     name: str | None = None
     scopes: tuple[str, ...]
@@ -73,14 +78,15 @@ class CreateTenant(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     id: str
     name: str | None = None
     limits: Limits = UNLIMITED
+    levels: LevelChanges = NO_CHANGES
 
 
 class UpdateTenant(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     id: str
     name: str | msgspec.UnsetType | None = msgspec.UNSET
     status: str | msgspec.UnsetType = msgspec.UNSET
-    limits: dict[str, int | float | None] | msgspec.UnsetType = msgspec.UNSET
-    """Limits to change; null takes one away, those not named stay."""
+    limits: LimitValues | msgspec.UnsetType = msgspec.UNSET
+    levels: LevelChanges = NO_CHANGES
 
 
 class GetTenant(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -88,7 +94,10 @@ class GetTenant(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ListTenants(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """One page: the tenants after the one with id `after`, in the order of their ids."""
+    """One page: the tenants after the one with id `after`, in the order of their ids.
+
+    Tenants with thousands of departments and users make a page shorter than `limit`.
+    """
 
     after: str | None = None
     limit: int = 1000
@@ -96,6 +105,7 @@ class ListTenants(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 class CreateKey(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tenant: str
+    department: str | None = None
     user: str | None = None
     name: str | None = None
     scopes: tuple[str, ...] | None = None

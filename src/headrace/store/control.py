@@ -8,14 +8,14 @@ are rare.
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
-from headrace.config.limits import UNLIMITED, Limits
+from headrace.config.limits import NO_LEVELS, UNLIMITED, InnerLevel, Limits, TenantLevels
 from headrace.store.errors import StoreUnavailable
 from headrace.store.sqlite import open_database
 
@@ -65,11 +65,22 @@ _SCHEMA: Final = (
     ALTER TABLE tenants ADD COLUMN limits TEXT NOT NULL DEFAULT '{}';
     ALTER TABLE keys ADD COLUMN limits TEXT NOT NULL DEFAULT '{}';
     """,
+    """
+    ALTER TABLE tenants ADD COLUMN user_limits TEXT NOT NULL DEFAULT '{}';
+    ALTER TABLE keys ADD COLUMN department TEXT;
+    CREATE TABLE tenant_levels (
+        tenant TEXT NOT NULL REFERENCES tenants (id),
+        level TEXT NOT NULL CHECK (level IN ('department', 'user', 'tenant_model')),
+        name TEXT NOT NULL,
+        limits TEXT NOT NULL,
+        PRIMARY KEY (tenant, level, name)
+    ) STRICT, WITHOUT ROWID;
+    """,
 )
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of `tenants`. Times in microseconds since 1970 UTC."""
+    """A row of `tenants` and what `tenant_levels` has of it. Times in microseconds since 1970 UTC."""
 
     id: str
     name: str | None
@@ -78,6 +89,16 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     updated_us: int
     version: int
     limits: Limits = UNLIMITED
+    levels: TenantLevels = NO_LEVELS
+
+
+class LevelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `tenant_levels` as it is from now on: a department, user or model of a tenant."""
+
+    level: InnerLevel
+    name: str
+    limits: Limits | None
+    """None when the entry is gone."""
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +115,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     expires_us: int
     revoked_us: int | None = None
     limits: Limits = UNLIMITED
+    department: str | None = None
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,21 +145,34 @@ class ControlStore:
 
     def tenants(self) -> list[Tenant]:
         """All tenants, by id."""
+        levels: dict[str, dict[str, dict[str, Limits]]] = {}
+        for tenant, level, name, limits in self._connection.execute(
+            "SELECT tenant, level, name, limits FROM tenant_levels ORDER BY tenant, level, name"
+        ):
+            entries = levels.setdefault(tenant, {}).setdefault(_FIELD_OF_LEVEL[level], {})
+            entries[name] = _limits_of(limits)
         rows = self._connection.execute(
-            "SELECT id, name, status, created_us, updated_us, version, limits FROM tenants ORDER BY id"
+            "SELECT id, name, status, created_us, updated_us, version, limits, user_limits FROM tenants ORDER BY id"
         )
-        found = []
-        for row in rows:
-            values = dict(zip(Tenant.__struct_fields__, row, strict=True))
-            values["limits"] = msgspec.json.decode(values["limits"])
-            found.append(msgspec.convert(values, Tenant))
-        return found
+        return [
+            Tenant(
+                id=tenant,
+                name=name,
+                status=status,
+                created_us=created_us,
+                updated_us=updated_us,
+                version=version,
+                limits=_limits_of(limits),
+                levels=TenantLevels(user_limits=_limits_of(user_limits), **levels.get(tenant, {})),
+            )
+            for tenant, name, status, created_us, updated_us, version, limits, user_limits in rows
+        ]
 
     def api_keys(self) -> list[Key]:
         """All keys, revoked and expired ones too, oldest first."""
         rows = self._connection.execute(
-            "SELECT jti, kind, tenant, user, name, scopes, kid, created_us, expires_us, revoked_us, limits"
-            " FROM keys ORDER BY position"
+            "SELECT jti, kind, tenant, user, name, scopes, kid, created_us, expires_us, revoked_us, limits,"
+            " department FROM keys ORDER BY position"
         )
         found = []
         for row in rows:
@@ -175,22 +210,38 @@ class ControlStore:
             for seq, at_us, actor, action, subject, body in rows
         ]
 
-    def save_tenant(self, tenant: Tenant, change: Change) -> None:
-        """Adds the tenant or replaces its row."""
+    def save_tenant(self, tenant: Tenant, change: Change, entries: Iterable[LevelEntry] = ()) -> None:
+        """Adds the tenant or replaces its row. Of its departments, users and models only `entries` are written."""
         with self._transaction(change) as connection:
             connection.execute(
-                "INSERT INTO tenants VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET name=excluded.name,"
+                "INSERT INTO tenants (id, name, status, created_us, updated_us, version, limits, user_limits)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET name=excluded.name,"
                 " status=excluded.status, updated_us=excluded.updated_us, version=excluded.version,"
-                " limits=excluded.limits",
-                (*msgspec.structs.astuple(tenant)[:-1], _json(tenant.limits)),
+                " limits=excluded.limits, user_limits=excluded.user_limits",
+                (
+                    *msgspec.structs.astuple(tenant)[:-2],
+                    _json(tenant.limits),
+                    _json(tenant.levels.user_limits),
+                ),
             )
+            for entry in entries:
+                if entry.limits is None:
+                    connection.execute(
+                        "DELETE FROM tenant_levels WHERE tenant = ? AND level = ? AND name = ?",
+                        (tenant.id, entry.level, entry.name),
+                    )
+                else:
+                    connection.execute(
+                        "INSERT OR REPLACE INTO tenant_levels (tenant, level, name, limits) VALUES (?, ?, ?, ?)",
+                        (tenant.id, entry.level, entry.name, _json(entry.limits)),
+                    )
 
     def add_key(self, key: Key, change: Change) -> None:
         """Adds a key's claims."""
         with self._transaction(change) as connection:
             connection.execute(
                 "INSERT INTO keys (jti, kind, tenant, user, name, scopes, kid, created_us, expires_us, revoked_us,"
-                " limits) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " limits, department) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 msgspec.structs.astuple(
                     msgspec.structs.replace(key, scopes=_json(key.scopes), limits=_json(key.limits))
                 ),
@@ -239,5 +290,12 @@ class ControlStore:
                 connection.execute("ROLLBACK")
 
 
+_FIELD_OF_LEVEL: Final = {"department": "departments", "user": "users", "tenant_model": "model_limits"}
+
+
 def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
+
+
+def _limits_of(text: str) -> Limits:
+    return msgspec.json.decode(text, type=Limits)
