@@ -30,6 +30,10 @@ def sample(number: int) -> OperationRecord:
         tenant_id=f"tenant_{number % 3}",
         api_key_id=f"key_{number % 4}",
         user_id=None if number % 2 else f"user_{number % 5}",
+        department=None if number % 3 else f"department_{number % 4}",
+        num_requests=7 if OUTCOMES[number % 5] == "refused" else 1,
+        charged_prompt_tokens=number // 3,
+        charged_completion_tokens=number // 4,
         model=f"model_{number % 2}",
         outcome=OUTCOMES[number % 5],
         prompt_tokens=number,
@@ -41,6 +45,8 @@ def sample(number: int) -> OperationRecord:
 
 
 RECORDS = [sample(number) for number in range(100)]
+REQUESTS = 80 + 20 * 7
+"""Twenty rows stand for seven refusals each."""
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +68,7 @@ FIELDS = {
     "key": "api_key_id",
     "user": "user_id",
     "model": "model",
+    "department": "department",
     "outcome": "outcome",
 }
 
@@ -81,13 +88,15 @@ def percentile(values: list[int], percent: int) -> int | None:
 
 
 def summed(finals: list[OperationRecord]) -> dict[str, Any]:
-    latencies = [final.latency_us for final in finals]
+    latencies = [final.latency_us for final in finals for _ in range(final.num_requests)]
     return {
-        "operations": len(finals),
+        "operations": len(latencies),
         "prompt_tokens": sum(final.prompt_tokens for final in finals),
         "prompt_tokens_cached": sum(final.prompt_tokens_cached for final in finals),
         "completion_tokens": sum(final.completion_tokens for final in finals),
-        "refusals": sum(final.outcome == "refused" for final in finals),
+        "charged_prompt_tokens": sum(final.charged_prompt_tokens for final in finals),
+        "charged_completion_tokens": sum(final.charged_completion_tokens for final in finals),
+        "refusals": sum(final.num_requests for final in finals if final.outcome == "refused"),
         "aborted": sum(final.outcome == "client_closed" for final in finals),
         "errors": sum(final.outcome in ("worker_lost", "timeout") for final in finals),
         "latency_us_p50": percentile(latencies, 50),
@@ -146,7 +155,7 @@ def test_too_many_groups_are_cut_and_said(ledger: Path, monkeypatch: pytest.Monk
     report = usage_report(ledger, UsageQuery(group_by=("tenant",)), SystemClock())
     assert [row["tenant_id"] for row in report.rows] == ["tenant_0", "tenant_1"]
     assert report.truncated
-    assert report.total["operations"] == 100
+    assert report.total["operations"] == REQUESTS
 
 
 def test_percentiles_are_left_out_when_there_is_too_much_to_sort(
@@ -155,7 +164,7 @@ def test_percentiles_are_left_out_when_there_is_too_much_to_sort(
     monkeypatch.setattr(reports, "PERCENTILE_OPERATIONS_MAX", 99)
     report = usage_report(ledger, UsageQuery(group_by=("tenant",)), SystemClock())
     assert {row["latency_us_p50"] for row in [*report.rows, report.total]} == {None}
-    assert report.total["operations"] == 100
+    assert report.total["operations"] == REQUESTS
 
 
 def test_a_report_that_takes_too_long_ends(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:

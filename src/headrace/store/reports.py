@@ -30,6 +30,7 @@ _GROUP_SQL: Final = {
     "key": "api_key_id",
     "model": "model",
     "user": "user_id",
+    "department": "department",
     "day": "strftime('%Y-%m-%d', end_ts / 1000000, 'unixepoch')",
     "hour": "strftime('%Y-%m-%dT%H:00:00Z', end_ts / 1000000, 'unixepoch')",
     "outcome": "outcome",
@@ -37,19 +38,25 @@ _GROUP_SQL: Final = {
 GROUPS: Final = tuple(_GROUP_SQL)
 _GROUP_FIELDS: Final = {"tenant": "tenant_id", "key": "api_key_id", "user": "user_id"}
 """What a group is called in a row, where that differs: the field of `OperationRecord`."""
+# A row stands for `num_requests` requests: more than one where refusals were summed up.
 _SUMS: Final = {
-    "operations": "count(*)",
+    "operations": "coalesce(sum(num_requests), 0)",
     "prompt_tokens": "coalesce(sum(prompt_tokens), 0)",
     "prompt_tokens_cached": "coalesce(sum(prompt_tokens_cached), 0)",
     "completion_tokens": "coalesce(sum(completion_tokens), 0)",
-    "refusals": "coalesce(sum(outcome = 'refused'), 0)",
-    "aborted": "coalesce(sum(outcome = 'client_closed'), 0)",
-    "errors": "coalesce(sum(outcome NOT IN ('completed', 'refused', 'client_closed')), 0)",
+    "charged_prompt_tokens": "coalesce(sum(charged_prompt_tokens), 0)",
+    "charged_completion_tokens": "coalesce(sum(charged_completion_tokens), 0)",
+    "refusals": "coalesce(sum(num_requests * (outcome = 'refused')), 0)",
+    "aborted": "coalesce(sum(num_requests * (outcome = 'client_closed')), 0)",
+    "errors": "coalesce(sum(num_requests * (outcome NOT IN ('completed', 'refused', 'client_closed'))), 0)",
 }
 _SUMMED_COLUMNS: Final = (
+    "num_requests",
     "prompt_tokens",
     "prompt_tokens_cached",
     "completion_tokens",
+    "charged_prompt_tokens",
+    "charged_completion_tokens",
     "outcome",
     "latency_us",
 )
@@ -78,9 +85,10 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     """Sums, overall and by group.
 
     A row has the groups by their field names in `OperationRecord` (`tenant_id`, `api_key_id`, `user_id`,
-    `model`, `outcome`; `day` and `hour` in UTC) and the sums: operations, prompt_tokens (cached ones included),
-    prompt_tokens_cached, completion_tokens, refusals (`refused`), aborted (`client_closed`), errors (all
-    other outcomes but `completed`), latency_us_p50 and latency_us_p99 (microseconds, nearest rank, null
+    `department`, `model`, `outcome`; `day` and `hour` in UTC) and the sums: operations, prompt_tokens (cached
+    ones included), prompt_tokens_cached, completion_tokens, charged_prompt_tokens and
+    charged_completion_tokens (what is charged after aborts and refunds), refusals (`refused`), aborted
+    (`client_closed`), errors (all other outcomes but `completed`), latency_us_p50 and latency_us_p99 (microseconds, nearest rank, null
     without operations or when there are too many to sort).
     """
 
@@ -98,8 +106,11 @@ def usage_report(path: Path, query: UsageQuery, clock: Clock) -> UsageReport:
     try:
         connection.execute("BEGIN")  # all parts of the report see the same state
         where, values = _where(query)
-        total = _rows(connection, (), where, values, has_percentiles=False)[0]
-        has_percentiles = total["operations"] <= PERCENTILE_OPERATIONS_MAX
+        (num_rows,) = connection.execute(
+            f"SELECT count(*) FROM operations WHERE {where}",  # noqa: S608
+            values,
+        ).fetchone()
+        has_percentiles = num_rows <= PERCENTILE_OPERATIONS_MAX
         total = _rows(connection, (), where, values, has_percentiles=has_percentiles)[0]
         rows = [total]
         if query.group_by:
@@ -152,7 +163,10 @@ def _rows(
     columns = [f"g{number}" for number in range(len(group_by))]
     groups = [f"{_GROUP_SQL[name]} AS {column}" for name, column in zip(group_by, columns, strict=True)]
     partition = f"PARTITION BY {', '.join(columns)} " if columns else ""
-    ranks = ", row_number() OVER (w ORDER BY latency_us) AS rank, count(*) OVER w AS num"
+    ranks = (
+        ", sum(num_requests) OVER (w ORDER BY latency_us ROWS UNBOUNDED PRECEDING) AS rank"
+        ", sum(num_requests) OVER w AS num"
+    )
     selected = ", ".join([*_SUMMED_COLUMNS, *groups])
     # Only constants of this module are put into the text; what was asked for is bound.
     source = f"SELECT {selected} FROM operations WHERE {where}"  # noqa: S608
