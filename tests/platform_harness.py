@@ -171,14 +171,17 @@ class Platform:
             number: int = database.execute("SELECT count(*) FROM held").fetchone()[0]
             return number
 
-    def metric(self, name: str, *, url: str | None = None) -> float:
-        """The sum of a metric over its labels."""
+    def metric(self, name: str, *, url: str | None = None, **labels: str) -> float:
+        """The sum of a metric over those of its labels that are not given."""
         import urllib.request
 
         with urllib.request.urlopen(url or self.said["metrics_url"], timeout=5) as response:
             lines = response.read().decode().splitlines()
         return sum(
-            float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((name + " ", name + "{"))
+            float(line.rsplit(" ", 1)[1])
+            for line in lines
+            if line.startswith((name + " ", name + "{"))
+            and all(f'{label}="{value}"' in line for label, value in labels.items())
         )
 
     def children(self) -> list[int]:

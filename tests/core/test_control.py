@@ -152,11 +152,12 @@ async def raw(world: World) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 BAD = {
-    "oversized frame": struct.pack(">I", FRAME_BYTES_MAX + 1),
+    "oversized frame": struct.pack(">II", FRAME_BYTES_MAX + 1, 0),
     "no msgpack": FrameWriter().frame(b"\xc1"),
     "no envelope": FrameWriter().frame(msgspec.msgpack.encode({"a": 1})),
     "unknown request": FrameWriter().frame(msgspec.msgpack.encode([1, {"type": "DropEverything"}, ""])),
     "wrong types": FrameWriter().frame(msgspec.msgpack.encode([1, {"type": "GetTenant", "id": 5}, ""])),
+    "a frame is missing": struct.pack(">II", 1, 1) + b"x",
     "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
 }
 
@@ -174,8 +175,9 @@ async def test_a_bad_frame_ends_that_connection_only(world: World, name: str) ->
 
 async def test_frames_may_come_in_any_pieces(world: World) -> None:
     reader, writer = await raw(world)
+    frames_out = FrameWriter()
     requests = b"".join(
-        FrameWriter().frame(msgspec.msgpack.encode(m.Envelope(number, m.ListTenants()))) for number in (1, 2)
+        frames_out.frame(msgspec.msgpack.encode(m.Envelope(number, m.ListTenants()))) for number in (1, 2)
     )
     for position in range(len(requests)):
         writer.write(requests[position : position + 1])
@@ -196,10 +198,9 @@ async def test_requests_under_way_and_connections_are_bounded(
     never = asyncio.Event()
     world.flush = never.wait
     reader, writer = await raw(world)
+    frames = FrameWriter()
     writer.write(
-        b"".join(
-            FrameWriter().frame(msgspec.msgpack.encode(m.Envelope(n, m.FlushLedger()))) for n in range(4)
-        )
+        b"".join(frames.frame(msgspec.msgpack.encode(m.Envelope(n, m.FlushLedger()))) for n in range(4))
     )
     with contextlib.suppress(ConnectionResetError):
         assert await reader.read() == b""

@@ -49,7 +49,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.seen.append((dict(self.headers), body))
         script = body["messages"][-1]["content"]
-        if script.startswith("status "):
+        if script.startswith("busy ") and self.server.is_busy(script):
+            self._whole(429, {"error": {"message": "too many", "type": "x", "code": "y"}}, retry_after="0.05")
+        elif script.startswith("status "):
             self._whole(
                 int(script.split()[1]), {"error": {"message": "upstream says no", "type": "x", "code": "y"}}
             )
@@ -62,11 +64,15 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._whole(200, WHOLE)
 
-    def _whole(self, status: int, content: Any, *, raw: bytes | None = None) -> None:
+    def _whole(
+        self, status: int, content: Any, *, raw: bytes | None = None, retry_after: str | None = None
+    ) -> None:
         data = raw if raw is not None else json.dumps(content).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(data)))
+        if retry_after is not None:
+            self.send_header("retry-after", retry_after)
         self.end_headers()
         self.wfile.write(data)
 
@@ -110,6 +116,12 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.seen: list[tuple[dict[str, str], dict[str, Any]]] = []
         self.released = threading.Event()
+        self._times: dict[str, int] = {}
+
+    def is_busy(self, script: str) -> bool:
+        """ "busy 3 …" is refused three times, then served."""
+        self._times[script] = self._times.get(script, 0) + 1
+        return self._times[script] <= int(script.split()[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A relay that goes away is what the tests are about."""

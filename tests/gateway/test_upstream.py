@@ -40,7 +40,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         plain = {"id": "plain", "upstream": model["upstream"]}
         gone = {"id": "gone", "upstream": "http://127.0.0.1:9/v1"}
         with platform(
-            tmp_path_factory.mktemp("upstream"), models=[model, plain, gone], keep_alive_ms=200
+            tmp_path_factory.mktemp("upstream"),
+            models=[model, plain, gone],
+            keep_alive_ms=200,
+            queue={"timeout_s": 2},
         ) as served:
             yield Pair(upstream, served)
 
@@ -97,7 +100,6 @@ def test_a_stream_that_breaks_ends_in_an_error_event_and_never_in_a_clean_end(
         ("status 400", 400, "upstream_refused"),
         ("status 422", 422, "upstream_refused"),
         ("status 401", 502, "upstream_error"),
-        ("status 429", 503, "upstream_busy"),
         ("status 500", 502, "upstream_error"),
         ("error body", 502, "upstream_error"),
         ("no json", 502, "upstream_error"),
@@ -115,6 +117,30 @@ def test_what_the_upstream_refuses_keeps_a_status(
         assert ("upstream says no" in reply.error["message"]) == (code == "upstream_refused")
     assert row["status"] == status
     assert row["completion_tokens"] == 0
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_full_upstream_gets_the_request_again_and_the_client_only_waits(
+    pair: Pair, is_stream: bool
+) -> None:
+    before = pair.served.metric("headrace_put_back_total", model="relayed")
+    reply, row = pair.chat(f"busy 2 {is_stream}", stream=is_stream)
+    assert reply.status == 200
+    assert (row["outcome"], row["completion_tokens"]) == ("completed", 3)
+    assert row["attempt_ids"] == [f"{row['request_id']}.3"], "the third try was the one that ran"
+    assert pair.served.metric("headrace_put_back_total", model="relayed") == before + 2
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_upstream_that_stays_full_is_a_queue_timeout_and_nothing_is_charged(
+    pair: Pair, is_stream: bool
+) -> None:
+    reply, row = pair.chat(f"busy 1000 {is_stream}", stream=is_stream)
+    assert (reply.status, reply.error["limit_type"]) == (429, "queue_timeout")
+    assert (row["outcome"], row["charged_prompt_tokens"], row["count_source"]) == ("refused", 0, "none")
+    assert pair.served.num_open() == 0
+    # The upstream rests for a moment; whoever comes then waits for that and is served.
+    assert pair.chat("go")[0].status == 200
 
 
 def test_an_upstream_that_is_not_there_is_a_503_at_once(pair: Pair) -> None:

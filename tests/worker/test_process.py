@@ -128,7 +128,7 @@ async def test_a_lost_worker_ends_every_attempt_and_its_file_has_the_counts(
 
 async def test_nonsense_on_the_socket_ends_that_connection_only(worker: Child, tmp_path: Path) -> None:
     for nonsense in (
-        b"\xff\xff\xff\xff",
+        b"\xff" * 8,
         FrameWriter().frame(b"\x81"),
         FrameWriter().frame(msgspec.msgpack.encode({"type": "Nothing"})),
     ):

@@ -138,6 +138,11 @@ class LedgerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     durability: Literal["os", "fsync"] = "os"
     """`os`: a record survives the death of any process; `fsync`: also a power cut."""
+    abort_policy: Literal["generated", "delivered", "free_on_error"] = "generated"
+    """What a request costs that did not end well. `generated`: what the engine computed; `delivered`: what reached
+    the client, nothing if nothing did; `free_on_error`: nothing when the fault is not the client's."""
+    refusals_per_s: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 50
+    """Refusals of one tenant, key, model and code recorded one by one in a second; the rest becomes one row."""
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

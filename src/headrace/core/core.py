@@ -25,7 +25,7 @@ from headrace.core.refusal_log import RefusalLog
 from headrace.core.replica import Replica, ReplicaBusy
 from headrace.core.watch import Watch
 from headrace.errors import Refusal
-from headrace.ledger.closing import EXPIRED, NOTHING, RECOVERED, SHUTDOWN, Counts, Ending, close, late
+from headrace.ledger.closing import EXPIRED, LATE, NOTHING, RECOVERED, SHUTDOWN, Counts, Ending, close
 from headrace.ledger.records import OperationRecord, Reservation
 from headrace.limits.window import WINDOW_US
 from headrace.request.messages import Message
@@ -378,14 +378,14 @@ class Core:
 
     async def _settle_late(self, operation: Operation) -> None:
         """Wait for the record of an expired operation: it comes from its worker, or with that one's end."""
-        entry, expired = operation.entry, operation.record
-        assert operation.answer is not None and expired is not None
+        entry = operation.entry
+        assert operation.answer is not None
         operation.answer.abort()
         counts = await operation.answer.counts()
         if counts.source == "none":
             self.controller.forget(entry)
             return
-        record = late(expired, counts, delivered_tokens=operation.delivered_tokens)
+        record = self._close(operation, LATE, counts)
         self.controller.settle_late(
             entry,
             used=record.charged_prompt_tokens + record.charged_completion_tokens,

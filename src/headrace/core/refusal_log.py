@@ -7,7 +7,7 @@ from headrace.core.metrics import CoreMetrics
 from headrace.errors import Refusal
 from headrace.ledger.closing import NOTHING, close, ending_of
 from headrace.ledger.records import Reservation
-from headrace.ledger.refusals import RefusalSums
+from headrace.ledger.refusals import RefusalSummary
 from headrace.store.journal import Journal
 
 FLUSH_SECONDS = 1.0
@@ -20,16 +20,15 @@ class RefusalLog:
         self._journal = journal
         self._clock = clock
         self._metrics = metrics
-        self._sums = RefusalSums(per_s=per_s)
+        self._sums = RefusalSummary(singles_per_s=per_s)
         self._timer: asyncio.TimerHandle | None = None
 
     def record(self, reservation: Reservation, refusal: Refusal) -> None:
         """Note a refusal; beyond a rate it becomes part of a sum that is written a second later."""
         record = close(reservation, ending_of(refusal), NOTHING, worker_id=None, end_ts=self._clock.wall_us())
         self._metrics.settled(record)
-        alone = self._sums.add(record, self._clock.monotonic_us())
-        if alone is not None:
-            self._journal.refuse(alone)
+        if self._sums.take(record, self._clock.monotonic_us()):
+            self._journal.refuse(record)
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
 
@@ -45,5 +44,5 @@ class RefusalLog:
         self._timer = None
         for record in self._sums.due(self._clock.monotonic_us()):
             self._journal.refuse(record)
-        if self._sums:
+        if self._sums.num_sums:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)

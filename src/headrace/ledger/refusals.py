@@ -31,6 +31,11 @@ class RefusalSummary:
         self._tenant_sums: dict[str, tuple[int, OperationRecord]] = {}
         """The first second of each, and the sum. One a tenant, so bounded by the tenants there are."""
 
+    @property
+    def num_sums(self) -> int:
+        """Sums that wait to be returned."""
+        return len(self._sums) + len(self._tenant_sums)
+
     def take(self, record: OperationRecord, now_us: int) -> bool:
         """True: record it by itself, now. False: it is part of a sum that `due` or `drain` will return."""
         self._advance(now_us)

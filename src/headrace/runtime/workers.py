@@ -170,7 +170,7 @@ class Worker:
                 raise _FailedForGood(answer.message)
             raise ProtocolError(answer.message)
         async with asyncio.timeout(HELLO_SECONDS_MAX):
-            link, hello = await WorkerLink.connect(self._socket())
+            link, hello = await WorkerLink.connect(self._socket(), self._clock)
         self._replica = EmbeddedReplica(
             replica_id=replica_id, worker_id=self.worker_id, link=link, hello=hello
         )
