@@ -72,6 +72,7 @@ def test_a_tenant_without_inner_limits_has_two_levels(directory: Directory) -> N
     expected = (("tenant", "acme", UNLIMITED), ("key", jti, UNLIMITED))
     assert directory.levels("acme", jti, "ann", "smol") == expected
     assert directory.department_of(jti) is None
+    assert directory.department_of("key_of_a_lost_file") is None
 
 
 def test_every_level_that_limits_something_is_there(directory: Directory) -> None:
@@ -95,8 +96,9 @@ def test_a_users_own_limits_replace_those_of_every_user_one_by_one(directory: Di
         ("user", "acme/ann", Limits(rps=1, tpm=50, streams=2)),
         ("key", jti, UNLIMITED),
     )
-    names = [level for level, _, _ in directory.levels("acme", jti, None, "other")]
-    assert names == ["tenant", "key"], "a department without limits and nobody's user are no level"
+    for nobody in (None, ""):
+        names = [level for level, _, _ in directory.levels("acme", jti, nobody, "other")]
+        assert names == ["tenant", "key"], "a department without limits and nobody's user are no level"
 
 
 def test_two_tenants_never_share_an_account(directory: Directory) -> None:

@@ -25,7 +25,7 @@ WholeNumber = Annotated[int, Field(ge=-(2**53), le=2**53)]
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class _TenantBody(_Body):

@@ -106,8 +106,9 @@ class Directory:
         return found
 
     def department_of(self, jti: str) -> str | None:
-        """The department an authorized caller's key belongs to."""
-        return self._keys[jti].department
+        """The department a key belongs to; None also for a key that is not on record any more."""
+        key = self._keys.get(jti)
+        return None if key is None else key.department
 
     # --- tenants --------------------------------------------------------------------------------
 

@@ -122,7 +122,7 @@ def caller_levels(tenant: Tenant, key: Key, user: str | None, model: str) -> Cal
     department = UNLIMITED if key.department is None else levels.departments.get(key.department, UNLIMITED)
     if department != UNLIMITED:
         found.append(("department", f"{tenant.id}/{key.department}", department))
-    if user is not None and (limits := _user_limits(levels, user)) != UNLIMITED:
+    if user and (limits := _user_limits(levels, user)) != UNLIMITED:
         found.append(("user", f"{tenant.id}/{user}", limits))
     if (limits := levels.model_limits.get(model, UNLIMITED)) != UNLIMITED:
         found.append(("tenant_model", f"{tenant.id}/{model}", limits))
