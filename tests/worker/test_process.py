@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace.clock import SystemClock
 from headrace.config.settings import EngineSettings, StubTiming
 from headrace.framing import FrameWriter
 from headrace.request.messages import Message
@@ -63,7 +64,7 @@ async def worker(tmp_path: Path) -> AsyncIterator[Child]:
 
 
 async def test_an_attempt_is_accepted_answered_and_recorded(worker: Child, tmp_path: Path) -> None:
-    link, hello = await WorkerLink.connect(tmp_path / "s")
+    link, hello = await WorkerLink.connect(tmp_path / "s", SystemClock())
     assert hello.unacknowledged == []
     first, *pieces, record = await events_of(link.submit(submission("a")))
     assert first == Accepted("a", prompt_tokens=first.prompt_tokens, max_tokens=5)
@@ -71,17 +72,17 @@ async def test_an_attempt_is_accepted_answered_and_recorded(worker: Child, tmp_p
     assert all(isinstance(piece, Piece) for piece in pieces)
     assert (record.completion_tokens, record.finish_reason) == (5, "length")
     link.close()
-    again, hello = await WorkerLink.connect(tmp_path / "s")
+    again, hello = await WorkerLink.connect(tmp_path / "s", SystemClock())
     assert hello.unacknowledged == [record], "kept until somebody has it in a ledger"
     again.acknowledge(["a"])
     again.close()
-    last, hello = await WorkerLink.connect(tmp_path / "s")
+    last, hello = await WorkerLink.connect(tmp_path / "s", SystemClock())
     assert hello.unacknowledged == []
     last.close()
 
 
 async def test_a_prompt_that_does_not_fit_is_rejected_with_its_length(worker: Child, tmp_path: Path) -> None:
-    link, _ = await WorkerLink.connect(tmp_path / "s")
+    link, _ = await WorkerLink.connect(tmp_path / "s", SystemClock())
     (rejected,) = await events_of(link.submit(submission("a", content="word " * 400)))
     assert rejected.code == "context_length_exceeded"
     assert rejected.prompt_tokens >= 256
@@ -91,14 +92,14 @@ async def test_a_prompt_that_does_not_fit_is_rejected_with_its_length(worker: Ch
 
 
 async def test_a_gateway_that_vanishes_takes_its_attempts_with_it(worker: Child, tmp_path: Path) -> None:
-    link, _ = await WorkerLink.connect(tmp_path / "s")
+    link, _ = await WorkerLink.connect(tmp_path / "s", SystemClock())
     attempt = link.submit(submission("a", max_tokens=None))
     while not any(isinstance(event, Piece) for event in await attempt.take()):
         pass
     link.close()
     async with asyncio.timeout(5):
         while True:
-            other, hello = await WorkerLink.connect(tmp_path / "s")
+            other, hello = await WorkerLink.connect(tmp_path / "s", SystemClock())
             other.close()
             if hello.unacknowledged:
                 break
@@ -111,7 +112,7 @@ async def test_a_gateway_that_vanishes_takes_its_attempts_with_it(worker: Child,
 async def test_a_lost_worker_ends_every_attempt_and_its_file_has_the_counts(
     worker: Child, tmp_path: Path
 ) -> None:
-    link, _ = await WorkerLink.connect(tmp_path / "s")
+    link, _ = await WorkerLink.connect(tmp_path / "s", SystemClock())
     running = link.submit(submission("running", max_tokens=None))
     while not any(isinstance(event, Piece) for event in await running.take()):
         pass
@@ -137,13 +138,13 @@ async def test_nonsense_on_the_socket_ends_that_connection_only(worker: Child, t
         async with asyncio.timeout(5):
             await reader.read(-1)
         writer.close()
-    link, _ = await WorkerLink.connect(tmp_path / "s")
+    link, _ = await WorkerLink.connect(tmp_path / "s", SystemClock())
     assert (await events_of(link.submit(submission("a"))))[-1].finish_reason == "length"
     link.close()
 
 
 async def test_a_draining_worker_finishes_and_takes_nothing_new(worker: Child, tmp_path: Path) -> None:
-    link, _ = await WorkerLink.connect(tmp_path / "s")
+    link, _ = await WorkerLink.connect(tmp_path / "s", SystemClock())
     running = link.submit(submission("running", max_tokens=30))
     await running.take()
     worker.terminate()

@@ -186,15 +186,14 @@ def limit_exceeded(
 ) -> Refusal:
     """A limit stands against the request. Without `retry_after_s` it can never pass as it is."""
     unit = _UNITS.get(limit_type, limit_type.replace("_", " "))
+    whose = _WHOSE.get(level, f"{level}'s limit")
     if retry_after_s is None:
-        message = (
-            f"This request takes {requested}, more than the {level}'s limit of {limit:g} {unit} ever allows."
-        )
+        message = f"This request takes {requested}, more than the {whose} of {limit:g} {unit} ever allows."
     elif used is None:
-        message = f"The {level}'s limit of {limit:g} {unit} is reached; {requested} more requested."
+        message = f"The {whose} of {limit:g} {unit} is reached; {requested} more requested."
     else:
         message = (
-            f"The {level}'s limit of {limit:g} {unit} is reached: {used} used, {held} held, "
+            f"The {whose} of {limit:g} {unit} is reached: {used} used, {held} held, "
             f"{requested} more requested."
         )
     figures = {
@@ -212,6 +211,7 @@ def limit_exceeded(
     return refusal
 
 
+_WHOSE: Final = {"tenant_model": "tenant's limit for this model"}
 _UNITS: Final = {
     "rps": "requests per second",
     "tpm": "tokens per minute",
