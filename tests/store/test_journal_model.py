@@ -1,11 +1,12 @@
-"""ME-1 as a stateful property: whatever is reserved, settled, repeated, restarted and crashed, in any
-order, the ledger is what a pair of dictionaries says."""
+"""ME-1 as a stateful property: whatever is reserved, ended, corrected, refused, repeated, restarted and
+crashed, in any order, the ledger is what a few dictionaries say."""
 
 import asyncio
 import os
 import sqlite3
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,85 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from headrace.ledger.records import OperationRecord, Reservation
+from headrace.ledger.records import OperationRecord, Refund, Reservation
 from headrace.store.errors import LedgerConflict
 from headrace.store.journal import Journal
+from headrace.store.verify import verify_ledger
 from tests.store.ledger_samples import StubClock, record, reservation
 
 IDS = st.integers(0, 7).map(lambda number: f"req_{number}")
 SIZES = st.integers(1, 3)
-STEPS = st.lists(st.tuples(st.sampled_from(["reserve", "settle"]), IDS, SIZES), max_size=6)
+KINDS = st.sampled_from(["reserve", "settle", "void", "expire", "late_settle", "refund", "refuse"])
+STEPS = st.lists(st.tuples(KINDS, IDS, SIZES), max_size=6)
+REASONS = ("", "ours", "theirs", "nobody's")
+
+
+class Model:
+    """What the ledger has to say, in dictionaries by request id."""
+
+    def __init__(self) -> None:
+        self.reserved: dict[str, Reservation] = {}
+        self.ended: dict[str, tuple[str, OperationRecord]] = {}
+        """The first end of each, refusals included, with its kind."""
+        self.late: dict[str, OperationRecord] = {}
+        self.refunded: dict[str, Refund] = {}
+        self.journal: list[tuple[str, str]] = []
+
+    def copy(self) -> "Model":
+        copy = Model()
+        for name, value in vars(self).items():
+            setattr(copy, name, value.copy())
+        return copy
+
+    def row(self, request_id: str) -> OperationRecord | None:
+        if request_id not in self.ended:
+            return None
+        row = self.late.get(request_id, self.ended[request_id][1])
+        if request_id in self.refunded:
+            row = msgspec.structs.replace(
+                row, charged_prompt_tokens=0, charged_completion_tokens=0, refunded=True
+            )
+        return row
+
+    def may(self, kind: str, entry: Any) -> bool:
+        """Whether the step is allowed; notes it if it is."""
+        request_id = entry.request_id
+        is_reserved = request_id in self.reserved
+        first_kind, first = self.ended.get(request_id, (None, None))
+        if kind == "reserve":
+            return first_kind != "refuse" and self.note(kind, self.reserved, entry)
+        if kind == "refuse":
+            allowed = not is_reserved
+            return allowed and self.note(kind, self.ended, entry, (kind, entry))
+        if kind == "late_settle":
+            return first_kind == "expire" and self.note(kind, self.late, entry)
+        if kind == "refund":
+            return first is not None and self.note(kind, self.refunded, entry)
+        return is_reserved and self.note(kind, self.ended, entry, (kind, entry))
+
+    def note(self, kind: str, where: dict[str, Any], entry: Any, value: Any = None) -> bool:
+        value = entry if value is None else value
+        if entry.request_id in where:
+            return bool(where[entry.request_id] == value)
+        where[entry.request_id] = value
+        self.journal.append((kind, entry.request_id))
+        return True
+
+
+def entry_of(kind: str, request_id: str, size: int) -> Any:
+    match kind:
+        case "reserve":
+            return reservation(request_id, reserved_tokens=size)
+        case "refund":
+            return Refund(request_id=request_id, reason=REASONS[size], actor="key_a", at_ts=0)
+        case "refuse" | "void":
+            return record(
+                request_id, outcome="refused", count_source="none", prompt_tokens=0, completion_tokens=0,
+                status=428 + size,
+            )  # fmt: skip
+        case _:
+            outcome = {"settle": "completed", "expire": "expired", "late_settle": "late"}[kind]
+            return record(request_id, outcome=outcome, completion_tokens=size, charged_completion_tokens=size)
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -31,8 +103,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.path = Path(self.folder.name) / "ledger.db"
         self.loop = asyncio.new_event_loop()
-        self.reserved: dict[str, Reservation] = {}
-        self.settled: dict[str, OperationRecord] = {}
+        self.model = Model()
         self.dead: list[Journal] = []
         self.journal = Journal(self.path, StubClock())
 
@@ -46,21 +117,16 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def step(self, kind: str, request_id: str, size: int) -> asyncio.Future[None] | None:
         """Applies one step to journal and model; both must agree on whether it is allowed."""
-        if kind == "reserve":
-            wanted = reservation(request_id, reserved_tokens=size)
-            if self.reserved.setdefault(request_id, wanted) == wanted:
-                return self.journal.reserve(wanted)
-            with pytest.raises(LedgerConflict):
-                self.journal.reserve(wanted)
-            return None
-        final = record(request_id, completion_tokens=size)
-        if request_id in self.reserved and self.settled.setdefault(request_id, final) == final:
-            return self.journal.settle(final)
+        entry = entry_of(kind, request_id, size)
+        act = getattr(self.journal, "settle" if kind in ("settle", "void", "expire") else kind)
+        if self.model.may(kind, entry):
+            future: asyncio.Future[None] | None = act(entry)
+            return future
         with pytest.raises(LedgerConflict):
-            self.journal.settle(final)
+            act(entry)
         return None
 
-    @rule(kind=st.sampled_from(["reserve", "settle"]), request_id=IDS, size=SIZES)
+    @rule(kind=KINDS, request_id=IDS, size=SIZES)
     def one(self, kind: str, request_id: str, size: int) -> None:
         self.run(lambda: self.step(kind, request_id, size))
 
@@ -75,7 +141,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(steps=STEPS)
     def crash_before_the_commit(self, steps: list[tuple[str, str, int]]) -> None:
-        reserved, settled = dict(self.reserved), dict(self.settled)
+        before = self.model.copy()
 
         def group() -> None:
             for step in steps:
@@ -83,7 +149,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.crash()
 
         self.run(group)
-        self.reserved, self.settled = reserved, settled
+        self.model = before
         self.journal = Journal(self.path, StubClock())
 
     @rule()
@@ -114,35 +180,24 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def memory_and_model_agree(self) -> None:
+        model = self.model
         still_open = {held.request_id: held for held in self.journal.open_reservations()}
-        assert still_open == {i: held for i, held in self.reserved.items() if i not in self.settled}
-        for request_id in self.reserved:
-            assert self.journal.get(request_id, "demo") == self.settled.get(request_id)
+        assert still_open == {i: held for i, held in model.reserved.items() if i not in model.ended}
+        for number in range(8):
+            request_id = f"req_{number}"
+            assert self.journal.get(request_id, "demo") == model.row(request_id)
 
     @invariant()
     def projections_are_the_fold_of_the_journal(self) -> None:
-        connection = sqlite3.connect(self.path)
-        journal = connection.execute(
-            "SELECT seq, kind, request_id, body FROM journal ORDER BY seq"
-        ).fetchall()
-        held = dict(connection.execute("SELECT request_id, seq FROM held"))
-        operations = dict(connection.execute("SELECT request_id, completion_tokens FROM operations"))
-        connection.close()
+        self.run(lambda: self.journal.flush())
+        with closing(sqlite3.connect(self.path)) as connection:
+            journal = connection.execute("SELECT seq, kind, request_id FROM journal ORDER BY seq").fetchall()
         assert [row[0] for row in journal] == list(range(1, len(journal) + 1))
-        folded_held, folded_operations = {}, {}
-        for seq, kind, request_id, body in journal:
-            if kind == "reserve":
-                assert request_id not in folded_held
-                assert request_id not in folded_operations
-                folded_held[request_id] = seq
-                assert msgspec.json.decode(body, type=Reservation) == self.reserved[request_id]
-            else:
-                del folded_held[request_id]
-                final = msgspec.json.decode(body, type=OperationRecord)
-                assert final == self.settled[request_id]
-                folded_operations[request_id] = final.completion_tokens
-        assert held == folded_held
-        assert operations == folded_operations
+        assert [row[1:] for row in journal] == self.model.journal
+        verdict = verify_ledger(self.path)
+        assert verdict.differences == []
+        rows = [self.model.row(request_id) for request_id in self.model.ended]
+        assert verdict.charged_completion_tokens == sum(row.charged_completion_tokens for row in rows if row)
 
     def teardown(self) -> None:
         if not hasattr(self, "journal"):

@@ -76,8 +76,8 @@ def _tail(log: BinaryIO, size: int) -> Tail | None:
     for head, length in _rest(log, header, num_kept):
         salts = head[8:16]
         if len(salts) == len(header.salts):  # else the file ends in it: like the frame before
-            # Zeros are a frame whose place in the file is there and whose bytes never reached the disk.
-            is_of_this_round = salts == header.salts or not any(head)
+            # Zeros: the frame's place in the file is there, its bytes never reached the disk.
+            is_of_this_round = salts == header.salts or not any(salts)
         if is_of_this_round:
             num_bytes += length
             num_frames += 1
