@@ -115,11 +115,7 @@ class Journal(GroupCommit):
         `StoreUnavailable` when too much waits to be written.
         """
         request_id = refund.request_id
-        history = self._history(request_id)
-        if history is None:
-            if request_id in self._open:
-                raise OperationOpen(f"{request_id} has not ended")
-            raise OperationUnknown(f"there is no operation {request_id}")
+        history = self._ended(request_id)
         if history.refund is not None:
             if (history.refund.reason, history.refund.actor) != (refund.reason, refund.actor):
                 raise LedgerConflict(f"{request_id} was refunded before: {history.refund.reason}")
@@ -173,6 +169,13 @@ class Journal(GroupCommit):
         held = self._open.get(request_id)
         return held[0] if held is not None and held[0].tenant_id == tenant_id else None
 
+    def find(self, request_id: str) -> OperationRecord:
+        """The final row whoever's it is, written or not: for administrators.
+
+        Raises `OperationUnknown`, `OperationOpen`, `StoreUnavailable`.
+        """
+        return self._ended(request_id).row
+
     def open_reservations(self) -> list[Reservation]:
         """All operations that have not ended, oldest first: at start, those to recover."""
         return [reservation for reservation, _ in self._open.values()]
@@ -209,6 +212,14 @@ class Journal(GroupCommit):
             return self._file.is_settled(request_id)
         except sqlite3.Error as error:
             raise StoreUnavailable(f"the ledger cannot be read: {error}") from error
+
+    def _ended(self, request_id: str) -> History:
+        history = self._history(request_id)
+        if history is None:
+            if request_id in self._open:
+                raise OperationOpen(f"{request_id} has not ended")
+            raise OperationUnknown(f"there is no operation {request_id}")
+        return history
 
     def _history(self, request_id: str) -> History | None:
         history = self._batch.histories.get(request_id)
