@@ -138,14 +138,11 @@ class Journal(GroupCommit):
             self._num_refusals_dropped += record.num_requests
             return
         try:
-            is_known = self._is_known(request_id)
+            is_known = self._is_refused(record)
         except StoreUnavailable:
             self._num_refusals_dropped += record.num_requests
             return
         if is_known:
-            history = self._history(request_id)
-            if history is None or history.reservation is not None or history.record != record:
-                raise LedgerConflict(f"{request_id} was used before for something else")
             return
         flaw = flaw_of(record)
         if flaw is not None:
@@ -202,8 +199,15 @@ class Journal(GroupCommit):
             raise LedgerConflict(f"{request_id} was reserved before with other content")
         return True
 
-    def _is_known(self, request_id: str) -> bool:
-        return request_id in self._open or self._has_ended(request_id)
+    def _is_refused(self, record: OperationRecord) -> bool:
+        """Whether this very refusal is on record. Raises `LedgerConflict` if the id is something else's."""
+        request_id = record.request_id
+        if request_id not in self._open and not self._has_ended(request_id):
+            return False
+        history = self._history(request_id)
+        if history is None or history.reservation is not None or history.record != record:
+            raise LedgerConflict(f"{request_id} was used before for something else")
+        return True
 
     def _has_ended(self, request_id: str) -> bool:
         if request_id in self._batch.histories:
