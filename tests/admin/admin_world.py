@@ -16,6 +16,7 @@ from headrace.clock import SystemClock
 from headrace.core.control import ControlServer
 from headrace.core.directory import Directory
 from headrace.core.messages import WorkerView
+from headrace.core.refunds import Refunds
 from headrace.ledger.records import OperationRecord, Reservation
 from headrace.store.journal import Journal
 
@@ -71,7 +72,10 @@ class AdminWorld:
         self.issued = self.directory.create_admin_key(actor="test")
         self.key = self.issued.key
         self.server = ControlServer(
-            self.directory, list_workers=lambda: [WORKER], flush_ledger=self.journal.flush
+            self.directory,
+            list_workers=lambda: [WORKER],
+            flush_ledger=self.journal.flush,
+            refund=Refunds(self.journal, self.directory, SystemClock()).refund,
         )
         await self.server.start(self.socket)
 
@@ -130,23 +134,41 @@ class AdminWorld:
             "outcome": "completed",
             "count_source": "engine",
         } | changes
+        for kind in ("prompt_tokens", "completion_tokens"):
+            fields.setdefault(f"charged_{kind}", fields[kind])
         record = OperationRecord(**fields)
-        reservation = Reservation(
-            request_id=request_id,
-            tenant_id=record.tenant_id,
-            api_key_id=record.api_key_id,
-            user_id=record.user_id,
-            model=record.model,
-            mode=record.mode,
-            prompt_tokens_estimated=20,
-            reserved_tokens=40,
-            queue_enter_ts=record.queue_enter_ts,
-            trace_id="",
-        )
 
         async def write() -> None:
-            self.journal.reserve(reservation)
+            self.journal.reserve(_reservation(record))
             self.journal.settle(record)
 
         self.on_core(write)
         return record
+
+    def open(self, request_id: str) -> None:
+        """An operation that goes on."""
+        record = OperationRecord(
+            request_id=request_id, tenant_id="demo", api_key_id="key_1", model="smol", queue_enter_ts=1,
+            end_ts=1, latency_us=0, status=200, outcome="completed", count_source="none",
+        )  # fmt: skip
+
+        async def write() -> None:
+            self.journal.reserve(_reservation(record))
+
+        self.on_core(write)
+
+
+def _reservation(record: OperationRecord) -> Reservation:
+    return Reservation(
+        request_id=record.request_id,
+        tenant_id=record.tenant_id,
+        api_key_id=record.api_key_id,
+        user_id=record.user_id,
+        department=record.department,
+        model=record.model,
+        mode=record.mode,
+        prompt_tokens_estimated=20,
+        reserved_tokens=40,
+        queue_enter_ts=record.queue_enter_ts,
+        trace_id="",
+    )

@@ -182,6 +182,8 @@ def test_usage_is_complete_without_waiting(world: AdminWorld) -> None:
         "prompt_tokens": 50,
         "prompt_tokens_cached": 20,
         "completion_tokens": 25,
+        "charged_prompt_tokens": 50,
+        "charged_completion_tokens": 25,
         "refusals": 1,
         "aborted": 0,
         "errors": 0,
@@ -206,12 +208,50 @@ def test_one_operation_by_the_field_names_of_the_ledger(world: AdminWorld) -> No
     is_problem(world.http.get("/admin/v1/usage/none"), 404, "operation_not_found")
 
 
+def test_a_refund_takes_the_charge_and_is_on_record(world: AdminWorld) -> None:
+    record = world.record("refund_one", tenant_id="refunds", department="research")
+    answer = world.http.post("/admin/v1/usage/refund_one/refund", json={"reason": "our fault"})
+    assert answer.status_code == 200
+    expected = json.loads(msgspec.json.encode(record)) | {
+        "charged_prompt_tokens": 0,
+        "charged_completion_tokens": 0,
+        "refunded": True,
+    }
+    assert answer.json() == expected
+    again = world.http.post("/admin/v1/usage/refund_one/refund", json={"reason": "our fault"})
+    assert again.json() == expected
+    other = world.http.post("/admin/v1/usage/refund_one/refund", json={"reason": "another"})
+    is_problem(other, 409, "already_refunded")
+    assert world.http.get("/admin/v1/usage/refund_one").json() == expected
+    report = world.http.get("/admin/v1/usage", params={"tenant": "refunds", "group_by": "department"}).json()
+    (row,) = report["data"]
+    assert (row["department"], row["completion_tokens"], row["charged_completion_tokens"]) == (
+        "research",
+        5,
+        0,
+    )
+
+    async def changes() -> Any:
+        return world.directory._store.changes()
+
+    found = [change for _, change in world.on_core(changes) if change.subject == "refund_one"]
+    assert [(change.actor, change.action, change.body) for change in found] == [
+        (world.issued.view.jti, "operation.refunded", {"reason": "our fault"})
+    ]
+
+
+def test_an_operation_that_runs_cannot_be_refunded_yet(world: AdminWorld) -> None:
+    world.open("refund_running")
+    answer = world.http.post("/admin/v1/usage/refund_running/refund", json={"reason": "our fault"})
+    is_problem(answer, 409, "operation_open")
+
+
 @pytest.mark.parametrize(
     ("query", "param", "named"),
     [
         ("from=yesterday", "from", "2026-10-01"),
         ("to=", "to", "2026-10-01"),
-        ("group_by=week", "group_by", "tenant, key, model, user, day, hour, outcome"),
+        ("group_by=week", "group_by", "tenant, key, model, user, department, day, hour, outcome"),
         ("from=5&to=5", "to", "later"),
         ("tenant=", "tenant", "1 to 256"),
     ],
@@ -305,6 +345,14 @@ BODIES: list[tuple[str, str, bytes | dict[str, Any], int, str, str | None]] = [
     ("POST", "keys", {"tenant": "full", "expires_in_s": 10**30}, 400, "invalid_value", "expires_in_s"),
     ("POST", "keys", {"tenant": "full", "user": "a\nb"}, 400, "invalid_user", "user"),
     ("DELETE", "keys/none", b"", 404, "key_not_found", "jti"),
+    ("POST", "usage/none/refund", {"reason": "ours"}, 404, "operation_not_found", None),
+    ("POST", "usage/none/refund", {}, 400, "missing_field", "reason"),
+    ("POST", "usage/none/refund", {"reason": 5}, 400, "invalid_value", "reason"),
+    ("POST", "usage/none/refund", {"reason": ""}, 400, "invalid_reason", "reason"),
+    ("POST", "usage/none/refund", {"reason": "a\nb"}, 400, "invalid_reason", "reason"),
+    ("POST", "usage/none/refund", {"reason": "x" * 257}, 400, "invalid_reason", "reason"),
+    ("POST", "usage/none/refund", {"reason": "x", "tokens": 5}, 400, "unknown_field", "tokens"),
+    ("GET", "usage/none/refund", b"", 405, "method_not_allowed", None),
     ("GET", "tenants/none", b"", 404, "tenant_not_found", None),
     ("GET", "keys?tenant=none", b"", 404, "tenant_not_found", None),
     ("GET", "keys?after=none", b"", 400, "invalid_after", "after"),
@@ -359,6 +407,7 @@ ROUTES = [
     ("DELETE", "/admin/v1/keys/key_1"),
     ("GET", "/admin/v1/usage"),
     ("GET", "/admin/v1/usage/req_1"),
+    ("POST", "/admin/v1/usage/req_1/refund"),
     ("GET", "/admin/v1/workers"),
     ("GET", "/admin/v1/openapi.json"),
     ("GET", "/"),
@@ -495,7 +544,7 @@ def test_oversized_headers_are_refused(world: AdminWorld) -> None:
 def test_every_code_of_the_core_is_in_the_catalogue() -> None:
     folder = Path(str(headrace.core.__file__)).parent
     codes = set()
-    for file in ("checks.py", "control.py", "directory.py", "keyring.py", "levels.py"):
+    for file in ("checks.py", "control.py", "directory.py", "keyring.py", "levels.py", "refunds.py"):
         text = (folder / file).read_text()
         codes |= set(re.findall(r"ControlFailure\(\s*\d{3},\s*\"(\w+)\"", text))
         codes |= set(re.findall(r"code=\"(\w+)\"", text))

@@ -158,6 +158,32 @@ def test_usage(run: Run, world: AdminWorld) -> None:
     assert "2026-09-21" in run("usage", "show", "cli_2").output
 
 
+def test_a_refund(run: Run, world: AdminWorld) -> None:
+    world.record("cli_refund", tenant_id="cli_refund")
+    said = run("ledger", "refund", "cli_refund", "--reason", "our fault")
+    assert said.exit_code == 0, said.output
+    assert said.output == (
+        "refunded cli_refund: nothing of its 10 prompt and 5 completion tokens is charged any more\n"
+    )
+    record = json.loads(run("ledger", "refund", "cli_refund", "--reason", "our fault", "--json").output)
+    assert (record["refunded"], record["charged_completion_tokens"]) == (True, 0)
+    total = json.loads(run("usage", "report", "--tenant", "cli_refund", "--json").output)["total"]
+    assert (total["completion_tokens"], total["charged_completion_tokens"]) == (5, 0)
+    unknown = run("ledger", "refund", "none", "--reason", "x")
+    assert (unknown.exit_code, unknown.stderr) == (
+        1,
+        "headrace: there is no operation 'none' [operation_not_found]\n",
+    )
+    other = run("ledger", "refund", "cli_refund", "--reason", "another")
+    assert other.exit_code == 1
+    assert "was refunded before" in other.stderr
+    world.open("cli_running")
+    running = run("ledger", "refund", "cli_running", "--reason", "x")
+    assert running.exit_code == 1
+    assert "has not ended" in running.stderr
+    assert run("ledger", "refund", "cli_refund").exit_code == 2
+
+
 def test_workers_and_models(run: Run) -> None:
     assert [worker["id"] for worker in json.loads(run("workers", "list", "--json").output)] == ["w0"]
     assert run("workers", "list").output.splitlines()[1].split()[:4] == ["w0", "smol", "embedded", "ready"]
@@ -175,7 +201,7 @@ def test_refusals_are_said_and_exit_with_1(run: Run) -> None:
     assert json.loads(as_json.stdout)["code"] == "invalid_tenant_id"
     bad = run("usage", "report", "--group-by", "week")
     assert bad.exit_code == 1
-    assert "tenant, key, model, user, day, hour, outcome" in bad.stderr
+    assert "tenant, key, model, user, department, day, hour, outcome" in bad.stderr
 
 
 COMMANDS = [
@@ -183,6 +209,7 @@ COMMANDS = [
     ("keys", "list"),
     ("usage", "report"),
     ("usage", "show", "x"),
+    ("ledger", "refund", "x", "--reason", "y"),
     ("workers", "list"),
     ("models", "list"),
     ("models", "list", "--key", "hr_live_x"),

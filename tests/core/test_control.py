@@ -23,6 +23,7 @@ from headrace.core.directory import Directory
 from headrace.core.failure import ControlFailure
 from headrace.errors import SetupError
 from headrace.framing import FrameSplitter, FrameWriter
+from headrace.ledger.records import OperationRecord
 from headrace.store.errors import StoreUnavailable
 
 pytestmark = pytest.mark.asyncio
@@ -30,6 +31,10 @@ pytestmark = pytest.mark.asyncio
 WORKER = m.WorkerView(
     id="w0", model="smol", kind="embedded", status="ready", address="x", slots=4, running=1, restarts=0
 )
+
+
+async def no_operation(request_id: str, reason: str, actor: str) -> OperationRecord:
+    raise ControlFailure(404, "operation_not_found", f"{request_id}: {reason} ({actor})")
 
 
 class World:
@@ -41,7 +46,10 @@ class World:
         self.flushed = 0
         self.flush: Callable[[], Any] = self._flush
         self.server = ControlServer(
-            self.directory, list_workers=lambda: [WORKER], flush_ledger=lambda: self.flush()
+            self.directory,
+            list_workers=lambda: [WORKER],
+            flush_ledger=lambda: self.flush(),
+            refund=no_operation,
         )
         self.client = CoreClient(self.path, timeout_s=5)
 
@@ -114,6 +122,8 @@ async def test_the_largest_tenant_passes(world: World) -> None:
 async def test_what_cannot_be_done_comes_back_as_a_failure(world: World) -> None:
     refused = await refusal(world.client, m.GetTenant(id="x"))
     assert (refused.status, refused.code) == (404, "tenant_not_found")
+    refused = await refusal(world.client, m.RefundOperation(request_id="x", reason="y"))
+    assert (refused.status, refused.message) == (404, "x: y ()")
     refused = await refusal(world.client, m.CheckAdminKey(jti="x"))
     assert (refused.status, refused.code) == (401, "invalid_key")
 
@@ -258,7 +268,7 @@ async def test_a_socket_left_by_a_dead_process_is_replaced(world: World, tmp_pat
     path = tmp_path / "left.sock"
     with contextlib.closing(__import__("socket").socket(1, 1)) as left:
         left.bind(str(path))
-    server = ControlServer(world.directory, list_workers=list, flush_ledger=world._flush)
+    server = ControlServer(world.directory, list_workers=list, flush_ledger=world._flush, refund=no_operation)
     await server.start(path)
     client = CoreClient(path)
     assert (await client.call(m.ListWorkers(), m.WorkersReply)).workers == []
@@ -270,7 +280,7 @@ async def test_a_socket_left_by_a_dead_process_is_replaced(world: World, tmp_pat
 async def test_what_is_no_socket_is_left_alone(world: World, tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")
-    server = ControlServer(world.directory, list_workers=list, flush_ledger=world._flush)
+    server = ControlServer(world.directory, list_workers=list, flush_ledger=world._flush, refund=no_operation)
     with pytest.raises(SetupError, match="cannot listen"):
         await server.start(path)
     assert path.read_text() == "data"

@@ -234,6 +234,18 @@ async def test_refusals_that_find_no_room_are_dropped_and_counted(path: Path) ->
     assert kinds(path) == ["refuse"] * 3
 
 
+async def test_a_refusal_is_dropped_where_the_ledger_cannot_be_read(path: Path) -> None:
+    async with opened(path) as journal:
+        connection, journal._file._connection = journal._file._connection, sqlite3.connect(":memory:")
+        journal.refuse(refused())
+        assert journal.num_refusals_dropped == 1
+        with pytest.raises(StoreUnavailable, match="cannot be read"):
+            journal.reserve(reservation())
+        journal._file._connection.close()
+        journal._file._connection = connection
+        assert journal.num_pending == 0
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.errors import SetupError
 from headrace.ledger.records import OperationRecord, Refund
 from headrace.store.errors import LedgerConflict
 from headrace.store.journal import Journal
@@ -60,6 +61,13 @@ async def test_every_row_is_kept_and_charged_what_it_used(path: Path) -> None:
     assert journal.open_reservations() == [reservation("req_4")]
     assert verify_ledger(path).differences == []
     await journal.close()
+
+
+def test_verify_does_not_change_the_file_and_says_what_brings_it_up_to_date(path: Path) -> None:
+    before = path.read_bytes()
+    with pytest.raises(SetupError, match=r"schema version 1, this headrace reads version 2; .*first start"):
+        verify_ledger(path)
+    assert path.read_bytes() == before
 
 
 async def test_the_rules_hold_across_the_change(path: Path) -> None:

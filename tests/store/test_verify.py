@@ -3,10 +3,12 @@
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from headrace.ledger.records import Refund
 from headrace.store.journal import Journal
 from headrace.store.verify import verify_ledger
 from tests.store.ledger_samples import StubClock, record, reservation
@@ -68,9 +70,53 @@ edit_an_entry = without_triggers("UPDATE journal SET body = replace(body, 'demo'
 garble_an_entry = without_triggers("UPDATE journal SET body = 'x' WHERE seq = 6")
 
 
+def added(kind: str, *entries: Any) -> Callable[[sqlite3.Connection], None]:
+    """More entries in the journal, which is allowed to grow."""
+
+    def damage(database: sqlite3.Connection) -> None:
+        for seq, entry in enumerate(entries, 8):
+            body = msgspec.json.encode(entry).decode()
+            values = (seq, 0, kind, entry.request_id, body)
+            database.execute("INSERT INTO journal VALUES (?, ?, ?, ?, ?)", values)
+
+    return damage
+
+
+def charge_more(database: sqlite3.Connection) -> None:
+    database.execute("UPDATE operations SET charged_prompt_tokens = 91 WHERE request_id = 'req_1'")
+
+
+def swap_kinds(database: sqlite3.Connection) -> None:
+    without_triggers("UPDATE journal SET kind = 'void' WHERE seq = 6")(database)
+
+
+REFUND = Refund(request_id="req_1", reason="ours", actor="key_a", at_ts=0)
+NOBODY = msgspec.structs.replace(REFUND, request_id="nobody")
+OPEN = msgspec.structs.replace(REFUND, request_id="req_3")
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
+        (charge_more, "req_1 differs from the journal in charged_prompt_tokens"),
+        (added("refund", REFUND), "req_1 differs from the journal in refunded"),
+        (swap_kinds, "req_1 is a void and should be a settle"),
+        (added("refund", REFUND, REFUND), "req_1 is refunded a second time"),
+        (added("refund", NOBODY), "nobody is refunded and has not ended"),
+        (added("refund", OPEN), "req_3 is refunded and has not ended"),
+        (added("late_settle", record("req_1", outcome="late")), "req_1 is settled late and had not expired"),
+        (added("late_settle", record("x", outcome="late")), "x is settled late and had not expired"),
+        (added("settle", record("req_1")), "req_1 is settled a second time"),
+        (added("expire", record("x", outcome="expired")), "x is settled without a reservation"),
+        (added("refuse", record("req_1")), "req_1 is refused and was there before"),
+        (added("refuse", record("req_3")), "req_3 is refused and was there before"),
+        (added("settle", record("req_3", tenant_id="x")), "req_3 is settled for another tenant or key"),
+        (added("settle", record("req_3", prompt_tokens=-1)), "req_3 has tokens or charges out of range"),
+        (
+            added("settle", record("req_3", charged_prompt_tokens=91)),
+            "req_3 has tokens or charges out of range",
+        ),
+        (added("refund", record("x")), "journal entry 8: not readable"),
         (change_tokens, "req_1 differs from the journal in completion_tokens"),
         (drop_row, "req_1 is settled in the journal and has no row"),
         (drop_held, "req_3 holds None"),

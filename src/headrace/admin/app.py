@@ -1,4 +1,4 @@
-"""The routes of the admin API (UX-1): tenants, keys, usage, workers.
+"""The routes of the admin API (UX-1): tenants, keys, usage and refunds, workers.
 
 Each request asks the core over its private socket; usage comes from the ledger's file through a read-only
 connection, after the core has flushed. See `guard` for what every request passes first.
@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from headrace.admin.bodies import (
     KeyCreate,
+    RefundCreate,
     TenantCreate,
     TenantUpdate,
     body_of,
@@ -159,6 +160,14 @@ def _add_usage(app: FastAPI, core: CoreClient, ledger: Path, clock: Clock) -> No
         if record is None:
             raise Problem(404, "operation_not_found", "no operation of this id has ended")
         return _json(record)
+
+    @app.post("/admin/v1/usage/{request_id}/refund", openapi_extra=schema_of(RefundCreate))
+    async def refund_operation(request_id: str, request: Request) -> Response:
+        """Takes back what an operation is charged: its final record as it stands then. What was used stays on
+        it. Again with the same reason: the same answer."""
+        body = await body_of(request, RefundCreate)
+        refund = m.RefundOperation(request_id=request_id, reason=body.reason)
+        return _json((await core.call(refund, m.OperationReply, actor=_actor(request))).operation)
 
     @app.get("/admin/v1/workers")
     async def workers() -> Response:

@@ -68,6 +68,12 @@ class KeyCreate(_Body):
     limits: LimitValues = {}
 
 
+class RefundCreate(_Body):
+    """Why the charge is taken back; it goes into the ledger and onto the record of changes."""
+
+    reason: str
+
+
 B = TypeVar("B", bound=BaseModel)
 
 

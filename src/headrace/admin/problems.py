@@ -49,6 +49,9 @@ TITLES: Final[Mapping[str, str]] = MappingProxyType(
         # usage
         "invalid_filter": "A filter of the report cannot be understood",
         "operation_not_found": "There is no final record of such an operation",
+        "operation_open": "The operation has not ended",
+        "already_refunded": "The operation was refunded before",
+        "invalid_reason": "Not a reason",
         "report_too_long": "The report takes too long",
         # the server
         "core_unavailable": "The core does not answer",

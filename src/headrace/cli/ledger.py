@@ -2,17 +2,19 @@
 
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 import click
 import msgspec
 
+from headrace.cli.connection import Connection, connected
 from headrace.cli.output import print_fields, print_json
 from headrace.errors import SetupError
 
 
 @click.group()
 def ledger() -> None:
-    """The ledger: is it whole?"""
+    """The ledger: check it, correct it."""
 
 
 @ledger.command("verify")
@@ -40,3 +42,21 @@ def verify(data: Path, is_json: bool) -> None:
         for difference in verdict.differences:
             click.echo(difference)
     sys.exit(1 if verdict.differences else 0)
+
+
+@ledger.command("refund")
+@click.argument("request_id")
+@click.option("--reason", required=True, help="Why, for the record: one line.")
+@connected
+def refund(request_id: str, reason: str, server: Connection) -> None:
+    """Take back what the request REQUEST_ID is charged. What it used stays on record.
+
+    Final when this returns; the same again changes nothing.
+    """
+    path = f"/admin/v1/usage/{quote(request_id, safe='')}/refund"
+    record = server.admin("POST", path, body={"reason": reason})
+    if server.is_json:
+        print_json(record)
+    else:
+        used = f"{record['prompt_tokens']} prompt and {record['completion_tokens']} completion tokens"
+        click.echo(f"refunded {request_id}: nothing of its {used} is charged any more")

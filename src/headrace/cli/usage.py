@@ -20,10 +20,12 @@ def usage() -> None:
 @click.option("--model", help="Only this model.")
 @click.option("--from", "from_", metavar="TIME", help="From this date or time on (UTC without a zone).")
 @click.option("--to", metavar="TIME", help="Up to this date or time, itself not included.")
-@click.option("--group-by", help="tenant, key, model, user, day, hour, outcome; several with commas.")
+@click.option(
+    "--group-by", help="tenant, key, model, user, department, day, hour, outcome; several with commas."
+)
 @connected
 def report(server: Connection, from_: str | None, group_by: str | None, **filters: str | None) -> None:
-    """Sum operations, tokens, refusals and errors."""
+    """Sum operations, tokens used and charged, refusals and errors."""
     query = {**filters, "from": from_, "group_by": group_by}
     found = server.admin("GET", "/admin/v1/usage", query=query)
     if server.is_json:

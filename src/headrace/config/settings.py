@@ -139,10 +139,12 @@ class LedgerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     durability: Literal["os", "fsync"] = "os"
     """`os`: a record survives the death of any process; `fsync`: also a power cut."""
     abort_policy: Literal["generated", "delivered", "free_on_error"] = "generated"
-    """What a request costs that did not end well. `generated`: what the engine computed; `delivered`: what reached
-    the client, nothing if nothing did; `free_on_error`: nothing when the fault is not the client's."""
-    refusals_per_s: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 50
-    """Refusals of one tenant, key, model and code recorded one by one in a second; the rest becomes one row."""
+    """What a request that was not completed is charged. `generated`: what the engine computed and generated;
+    `delivered`: of the answer only what the client's connection got, and nothing if it got nothing;
+    `free_on_error`: nothing where the fault is the server's or the engine's, else as `generated`."""
+    refusals_per_s: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 50
+    """Refusals of one tenant, key, model and error code that are recorded one by one in a second. Beyond it they
+    are summed up: one record for the rest of that second."""
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ from headrace.core.failure import ControlFailure
 
 TENANT_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
 NAME_CHARACTERS_MAX: Final = 128
+REASON_CHARACTERS_MAX: Final = 256
 PAGE_SIZE_MAX: Final = 1000
 DAY_SECONDS: Final = 86_400
 KEY_LIFETIME_SECONDS_DEFAULT: Final = 90 * DAY_SECONDS
@@ -71,6 +72,17 @@ def _check_entry(name: str, field: str, what: str, bytes_max: int) -> None:
     if _CONTROL_CHARACTERS.search(name) or not 1 <= len(name.encode()) <= bytes_max:
         raise ControlFailure(
             400, "invalid_entry", f"{field}: {what} is one line of 1 to {bytes_max} bytes", field
+        )
+
+
+def check_reason(reason: str) -> None:
+    """Why an administrator corrected something, for the record: text on one line."""
+    if not 1 <= len(reason) <= REASON_CHARACTERS_MAX or _CONTROL_CHARACTERS.search(reason):
+        raise ControlFailure(
+            400,
+            "invalid_reason",
+            f"a reason is one line of 1 to {REASON_CHARACTERS_MAX} characters",
+            "reason",
         )
 
 

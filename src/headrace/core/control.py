@@ -21,6 +21,7 @@ from headrace.core.failure import ControlFailure
 from headrace.errors import ProtocolError, SetupError
 from headrace.framing import FrameSplitter, FrameWriter
 from headrace.identity import InvalidKey
+from headrace.ledger.records import OperationRecord
 from headrace.store.errors import StoreUnavailable
 
 CONNECTIONS_MAX: Final = 16
@@ -34,7 +35,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class ControlServer:
-    """Serves the directory, and what the two callables tell, to the admin process."""
+    """Serves the directory, and what the callables do, to the admin process."""
 
     def __init__(
         self,
@@ -42,10 +43,13 @@ class ControlServer:
         *,
         list_workers: Callable[[], Sequence[m.WorkerView]],
         flush_ledger: Callable[[], Awaitable[None]],
+        refund: Callable[[str, str, str], Awaitable[OperationRecord]],
     ) -> None:
+        """`refund` gets request id, reason and actor (`core.refunds`)."""
         self._directory = directory
         self._list_workers = list_workers
         self._flush_ledger = flush_ledger
+        self._refund = refund
         self._server: asyncio.Server | None = None
         self._path: Path | None = None
         self._connections: set[_Connection] = set()
@@ -87,6 +91,8 @@ class ControlServer:
                 case m.FlushLedger():
                     await self._flush_ledger()
                     return m.Done()
+                case m.RefundOperation(request_id=request_id, reason=reason):
+                    return m.OperationReply(await self._refund(request_id, reason, actor))
                 case m.ListWorkers():
                     return m.WorkersReply(list(self._list_workers()))
                 case _:

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -255,6 +255,12 @@ class Directory:
         wanted = (key for key in keys if tenant is None or key.tenant == tenant)
         page = list(islice(wanted, limit + 1))
         return [key_view(key) for key in page[:limit]], len(page) > limit
+
+    def note(self, action: str, subject: str, body: dict[str, Any], *, actor: str) -> None:
+        """Puts what an administrator does to something outside the directory on the record of changes."""
+        self._store.add_change(
+            Change(at_us=self._clock.wall_us(), actor=actor, action=action, subject=subject, body=body)
+        )
 
     # --- inside ---------------------------------------------------------------------------------
 

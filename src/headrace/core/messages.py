@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from headrace.config.limits import NO_CHANGES, UNLIMITED, LevelChanges, Limits, LimitValues
+from headrace.ledger.records import OperationRecord
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +140,13 @@ class FlushLedger(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Answered when everything recorded so far can be read by another process."""
 
 
+class RefundOperation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Take back what an operation that has ended is charged. Answered when that is durable."""
+
+    request_id: str
+    reason: str
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A request that was not carried out. `status` is the HTTP status to answer with."""
 
@@ -174,6 +182,12 @@ class WorkersReply(msgspec.Struct, frozen=True, tag=True):
     workers: list[WorkerView]
 
 
+class OperationReply(msgspec.Struct, frozen=True, tag=True):
+    """The final record as it stands now."""
+
+    operation: OperationRecord
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     pass
 
@@ -189,8 +203,19 @@ Request = (
     | CheckAdminKey
     | ListWorkers
     | FlushLedger
+    | RefundOperation
 )
-Reply = Failure | TenantReply | TenantsReply | KeyReply | IssuedKeyReply | KeysReply | WorkersReply | Done
+Reply = (
+    Failure
+    | TenantReply
+    | TenantsReply
+    | KeyReply
+    | IssuedKeyReply
+    | KeysReply
+    | WorkersReply
+    | OperationReply
+    | Done
+)
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

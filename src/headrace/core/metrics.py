@@ -108,7 +108,7 @@ class CoreMetrics:
     def settled(self, record: OperationRecord) -> None:
         """Count a final record."""
         model = record.model
-        self._count(self._operations, model, record.outcome).inc()
+        self._count(self._operations, model, record.outcome).inc(record.num_requests)
         if record.prompt_tokens or record.completion_tokens:
             tenant = self._tenant_label(record.tenant_id)
             for kind, tokens in (

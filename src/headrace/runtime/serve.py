@@ -23,6 +23,7 @@ from headrace.core.core import Core
 from headrace.core.directory import Directory
 from headrace.core.failure import ControlFailure
 from headrace.core.metrics import CoreMetrics
+from headrace.core.refunds import Refunds
 from headrace.errors import SetupError
 from headrace.gateway.app import Gateway
 from headrace.gateway.identify import Identifier
@@ -172,6 +173,7 @@ class _Server:
             self._directory,
             list_workers=self._fleet.views,
             flush_ledger=self._journal.flush,
+            refund=Refunds(self._journal, self._directory, self._clock).refund,
         )
         await control.start(path)
         stack.push_async_callback(control.stop)

@@ -254,6 +254,11 @@ class ControlStore:
                 "UPDATE keys SET revoked_us = ? WHERE jti = ? AND revoked_us IS NULL", (change.at_us, jti)
             )
 
+    def add_change(self, change: Change) -> None:
+        """Notes a change of something that is kept elsewhere."""
+        with self._transaction(change):
+            pass
+
     def add_signing_key(self, kid: str, public_key: str, change: Change) -> None:
         """Adds a public signing key, in base64url."""
         with self._transaction(change) as connection:

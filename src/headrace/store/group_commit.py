@@ -55,8 +55,12 @@ class GroupCommit:
         self._pending_max = pending_max
         self._is_fsync = durability == "fsync"
         self._lock = _lock(path)
-        self._file = LedgerFile.open(path)
-        self._checkpointer = Checkpointer(path)
+        try:
+            self._file = LedgerFile.open(path)
+            self._checkpointer = Checkpointer(path)
+        except SetupError:
+            os.close(self._lock)
+            raise
         self._log_descriptor = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ledger")
 

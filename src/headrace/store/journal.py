@@ -115,11 +115,7 @@ class Journal(GroupCommit):
         `StoreUnavailable` when too much waits to be written.
         """
         request_id = refund.request_id
-        history = self._history(request_id)
-        if history is None:
-            if request_id in self._open:
-                raise OperationOpen(f"{request_id} has not ended")
-            raise OperationUnknown(f"there is no operation {request_id}")
+        history = self._ended(request_id)
         if history.refund is not None:
             if (history.refund.reason, history.refund.actor) != (refund.reason, refund.actor):
                 raise LedgerConflict(f"{request_id} was refunded before: {history.refund.reason}")
@@ -142,14 +138,11 @@ class Journal(GroupCommit):
             self._num_refusals_dropped += record.num_requests
             return
         try:
-            is_known = self._is_known(request_id)
+            is_known = self._is_refused(record)
         except StoreUnavailable:
             self._num_refusals_dropped += record.num_requests
             return
         if is_known:
-            history = self._history(request_id)
-            if history is None or history.reservation is not None or history.record != record:
-                raise LedgerConflict(f"{request_id} was used before for something else")
             return
         flaw = flaw_of(record)
         if flaw is not None:
@@ -172,6 +165,13 @@ class Journal(GroupCommit):
         """The reservation of an operation that has not ended."""
         held = self._open.get(request_id)
         return held[0] if held is not None and held[0].tenant_id == tenant_id else None
+
+    def find(self, request_id: str) -> OperationRecord:
+        """The final row whoever's it is, written or not: for administrators.
+
+        Raises `OperationUnknown`, `OperationOpen`, `StoreUnavailable`.
+        """
+        return self._ended(request_id).row
 
     def open_reservations(self) -> list[Reservation]:
         """All operations that have not ended, oldest first: at start, those to recover."""
@@ -199,8 +199,15 @@ class Journal(GroupCommit):
             raise LedgerConflict(f"{request_id} was reserved before with other content")
         return True
 
-    def _is_known(self, request_id: str) -> bool:
-        return request_id in self._open or self._has_ended(request_id)
+    def _is_refused(self, record: OperationRecord) -> bool:
+        """Whether this very refusal is on record. Raises `LedgerConflict` if the id is something else's."""
+        request_id = record.request_id
+        if request_id not in self._open and not self._has_ended(request_id):
+            return False
+        history = self._history(request_id)
+        if history is None or history.reservation is not None or history.record != record:
+            raise LedgerConflict(f"{request_id} was used before for something else")
+        return True
 
     def _has_ended(self, request_id: str) -> bool:
         if request_id in self._batch.histories:
@@ -209,6 +216,14 @@ class Journal(GroupCommit):
             return self._file.is_settled(request_id)
         except sqlite3.Error as error:
             raise StoreUnavailable(f"the ledger cannot be read: {error}") from error
+
+    def _ended(self, request_id: str) -> History:
+        history = self._history(request_id)
+        if history is None:
+            if request_id in self._open:
+                raise OperationOpen(f"{request_id} has not ended")
+            raise OperationUnknown(f"there is no operation {request_id}")
+        return history
 
     def _history(self, request_id: str) -> History | None:
         history = self._batch.histories.get(request_id)

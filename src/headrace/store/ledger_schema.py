@@ -7,10 +7,13 @@
   so there is none by model: few models have so many operations that the index by time does as well.
 """
 
+import sqlite3
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from headrace.errors import SetupError
 from headrace.ledger.records import OperationRecord
 
 _VERSION_1: Final = """
@@ -175,6 +178,16 @@ _VERSION_2: Final = """
 """Kinds and charges. Up to here all operations were charged what the engine had counted."""
 
 SCHEMA: Final = (_VERSION_1, _VERSION_2)
+
+
+def check_version(connection: sqlite3.Connection, path: Path) -> None:
+    """For readers, which do not bring a file up to date. Raises `SetupError`, `sqlite3.Error`."""
+    (version,) = connection.execute("SELECT max(version) FROM schema_version").fetchone()
+    if version != len(SCHEMA):
+        raise SetupError(
+            f"{path} has schema version {version}, this headrace reads version {len(SCHEMA)}; "
+            "the first start of a newer server brings an older file up to date"
+        )
 
 
 def decode_record(body: str) -> OperationRecord:

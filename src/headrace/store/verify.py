@@ -16,7 +16,7 @@ from headrace.ledger.closing import kind_of
 from headrace.ledger.history import History, flaw_of
 from headrace.ledger.records import OperationRecord, Refund, Reservation
 from headrace.store.ledger_file import find_records
-from headrace.store.ledger_schema import decode_record, is_version_1
+from headrace.store.ledger_schema import check_version, decode_record, is_version_1
 from headrace.store.sqlite import open_read_only
 
 DIFFERENCES_MAX = 100
@@ -44,6 +44,7 @@ def verify_ledger(path: Path) -> Verdict:
     connection = open_read_only(path)
     try:
         connection.execute("BEGIN")
+        check_version(connection, path)
         fold = _Fold()
         for seq, kind, request_id, body in connection.execute(
             "SELECT seq, kind, request_id, body FROM journal ORDER BY seq"
