@@ -54,6 +54,11 @@ CONFIG: dict[str, Any] = {
     "headers_after_ms": 50,
 }
 LONG = "Write the numbers from {} to five hundred in words, one after the other."
+TRIGGERS = {
+    "server": ("file", "end", "file", "file", "text", "file", "file", "end", "file", "text"),
+    "worker": ("file", "file", "text", "file", "file", "file", "file", "text", "file"),
+}
+"""What the kills that aim at settling wait for, last one first, then always `file`."""
 WEIGHTS = {"queued": 2, "prefill": 2, "decode": 2, "settling": 4}
 """How often each phase is aimed at. Settling lasts about a millisecond and is sometimes missed."""
 
@@ -70,13 +75,17 @@ class Trial:
         self.wrong: list[str] = []
         self._threads: list[threading.Thread] = []
         self._round: list[Chat] = []
+        self._lock = threading.Lock()
+        self._struck_us = 0
+        self._num_waiting = 0
+        self._triggers = {victim: list(triggers) for victim, triggers in TRIGGERS.items()}
 
     def run(self, num_kills: int) -> None:
         self.server.start()
         for number, (victim, aimed) in enumerate(_plan(num_kills, self.random)):
             kill = Kill(number, victim, aimed)
             self.kills.append(kill)
-            self._threads, self._round = [], []
+            self._threads, self._round, self._struck_us = [], [], 0
             self.server.look_up_processes()
             getattr(self, f"_aim_{aimed}")(victim)
             self._kill(kill)
@@ -118,17 +127,29 @@ class Trial:
         _until(lambda: self._num_with_text() >= 1)
 
     def _aim_settling(self, victim: str) -> None:
-        """Equal chats that begin together end together. The kill comes when the first end is on file."""
-        self._steady(3)
+        """Equal chats that begin together end together. The kill comes right behind the first end: when it is
+        in the worker's file, when a client has its last text, or when a client has its `[DONE]`."""
+        self._steady(2)
         _until(lambda: self._num_with_text() >= 1)
         tail = Tail(self.server.progress_files()[-1])
+        trigger = self._triggers[victim].pop() if self._triggers[victim] else "file"
         tokens = self.random.randint(6, 14)
-        for number in range(5):
-            self._begin(LONG.format("one"), tokens, is_stream=number % 3 != 2)
-        self._some(5)
-        _until(tail.has_new_end, pause_s=0)
-        # To the gateway and through its commit it takes the records less than a millisecond.
-        _spin(self.random.choice((0, self.random.uniform(0, 0.0003), self.random.uniform(0.0003, 0.0012))))
+
+        def on_event(chat: Chat) -> None:
+            if chat.is_answered or (trigger == "text" and chat.chunks >= tokens):
+                self._strike(victim)
+
+        for number in range(6):
+            chat = self._begin(LONG.format("one"), tokens, is_stream=number % 3 != 2)
+            if trigger != "file":
+                chat.on_event = on_event
+        self._some(7)
+        if trigger == "file":
+            _until(tail.has_new_end, pause_s=0)
+            # To the gateway and through its commit it takes the records less than a millisecond.
+            _spin(self.random.choice((0, self.random.uniform(0, 0.0006))))
+        else:
+            _until(lambda: self._struck_us)
 
     def _steady(self, number: int) -> None:
         """Chats that run for longer than it takes to aim."""
@@ -143,11 +164,12 @@ class Trial:
     def _few(self) -> int:
         return self.random.randint(4, 12)
 
-    def _begin(self, content: str, max_tokens: int, *, is_stream: bool = True) -> None:
+    def _begin(self, content: str, max_tokens: int, *, is_stream: bool = True) -> Chat:
         chat = Chat(content, max_tokens, is_stream, is_usage_wanted=self.random.random() < 0.5)
         self.chats.append(chat)
         self._round.append(chat)
         self._threads.append(self.server.begin(chat))
+        return chat
 
     # --- what is seen before a kill -------------------------------------------------------------------
 
@@ -168,16 +190,24 @@ class Trial:
 
     # --- the kill, and after it -------------------------------------------------------------------------
 
+    def _strike(self, victim: str) -> int:
+        """Kill, once a round; when that was."""
+        with self._lock:
+            if not self._struck_us:
+                self._struck_us = self.server.strike(victim)
+                self._num_waiting = sum(not chat.is_over for chat in self._round)
+            return self._struck_us
+
     def _kill(self, kill: Kill) -> None:
         directory = self.copies / f"{kill.number:03}"
-        kill.clients_waiting = sum(not chat.is_over for chat in self._round)
+        kill.at_us = self._strike(kill.victim)
+        kill.clients_waiting = self._num_waiting
+        began = time.monotonic()
+        self.server.wait_until_dead(kill.victim)
         if kill.victim == "server":
-            kill.at_us = self.server.kill()
             copy_progress(self.server.progress_files(), directory)
             kill.recovery_s = self.server.start()
         else:
-            began = time.monotonic()
-            kill.at_us = self.server.kill_worker()
             before = self.server.progress_files()
             copy_progress(before, directory)
             _until(lambda: set(self.server.progress_files()) - set(before), what="another worker process")

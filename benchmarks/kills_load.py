@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ class Chat:
     usage: tuple[int, int] | None = None
     """(prompt tokens, completion tokens) as the client was told."""
     is_over: bool = False
+    on_event: Callable[["Chat"], None] | None = None
+    """Called on the client's thread after each event of its stream."""
 
     def take_head(self, response: http.client.HTTPResponse) -> None:
         self.status = response.status
@@ -119,23 +122,23 @@ class Server:
         assert self._process is not None
         self._children = children(self._process.pid)
 
-    def kill(self) -> int:
-        """`kill -9` of the server process alone; returns when its orphans are gone too. Wall time, µs."""
-        assert self._process is not None and self._process.stdout is not None
+    def strike(self, victim: str) -> int:
+        """`kill -9` of `server` (that process alone) or `worker`, from any thread. Wall time, µs."""
+        assert self._process is not None
+        pid = self._process.pid if victim == "server" else self._children["worker"]
         at_us = time.time_ns() // 1000
-        os.kill(self._process.pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
+        return at_us
+
+    def wait_until_dead(self, victim: str) -> None:
+        """Until the victim is gone; of the server, until its orphans are gone too."""
+        if victim == "worker":
+            _wait_until_gone([self._children["worker"]])
+            return
+        assert self._process is not None and self._process.stdout is not None
         self._process.wait()
         self._process.stdout.close()
         _wait_until_gone(list(self._children.values()))
-        return at_us
-
-    def kill_worker(self) -> int:
-        """`kill -9` of the worker process. Wall time, µs."""
-        pid = self._children["worker"]
-        at_us = time.time_ns() // 1000
-        os.kill(pid, signal.SIGKILL)
-        _wait_until_gone([pid])
-        return at_us
 
     def stop(self) -> int:
         """Ask it to stop, as Ctrl-C does; its exit status."""
@@ -196,6 +199,8 @@ class Server:
             if chat.is_stream and chat.status == 200:
                 while line := response.readline():
                     chat.take_event(line)
+                    if chat.on_event is not None:
+                        chat.on_event(chat)
             else:
                 chat.take_body(json.loads(response.read()))
         connection.close()
