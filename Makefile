@@ -6,7 +6,7 @@ MODELS := $(VENV)/share/headrace/models
 GGUF := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev serve test check format bench accept lock clean
+.PHONY: help install dev serve test check format bench accept kills overload lock clean
 
 help: ## what can be done here
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -36,6 +36,12 @@ bench: dev ## measure engine and gateway; minutes; results in benchmarks/results
 
 accept: dev ## the first page's promises on the real engine: batching, vanishing clients, a killed worker
 	$(BIN)/python -m benchmarks.acceptance
+
+kills: dev ## kill -9 sixty times under load on the real engine, then prove the ledger; three minutes
+	$(BIN)/python -m benchmarks.kills $(ARGS)
+
+overload: dev ## ten times more clients than places: goodput, refusals, memory, a second tenant; a minute
+	$(BIN)/python -m benchmarks.overload $(ARGS)
 
 lock: dev ## renew the locked requirements from pyproject.toml
 	tools/lock.sh
