@@ -51,8 +51,8 @@ class _Header(msgspec.Struct, frozen=True):
 def dropped_tail(database: Path) -> Tail | None:
     """What opening `database` is going to drop from its log; None when that is nothing.
 
-    Takes about 15 ms for each MiB of a log that another process left behind; there is none after an orderly
-    end. Nobody may be writing meanwhile. Raises `SetupError` when the log cannot be read.
+    Reads the whole log, so it takes time with its size; after an orderly end there is none. Nobody may be
+    writing meanwhile. Raises `SetupError` when the log cannot be read.
     """
     path = Path(f"{database}-wal")
     try:
