@@ -152,7 +152,7 @@ def errors_page() -> str:
             )
         )
     for status, code, kind, retry, limit, message in sorted(
-        rows, key=lambda row: (row[0], row[1], str(row[4]))
+        rows, key=lambda row: (row[0], row[1], str(row[4]), row[5])
     ):
         shown = f"`{code}`" + (f", `limit_type: {limit}`" if limit else "")
         lines.append(f"| {status} | {shown} | `{kind}` | {retry} | {_one_line(message)} |")
@@ -193,6 +193,7 @@ _EXAMPLES: dict[str, Any] = {
     "content_type": "text/plain",
     "request_id": "req_…",
     "status": 400,
+    "bound": "requests",
 }
 
 

@@ -14,6 +14,7 @@ from headrace.admission.controller import (
     Applicant,
     LimitReached,
     NeedsCount,
+    NeedsTrim,
 )
 from headrace.admission.entry import Entry, IllegalTransition, Phase
 from headrace.admission.invariants import check
@@ -64,7 +65,9 @@ class Desk:
             default_max_tokens=100,
             context_tokens=more.get("context"),
             is_stream=more.get("is_stream", False),
+            is_exact=more.get("is_exact", False),
             can_be_counted=more.get("can_be_counted", False),
+            is_final=more.get("is_final", False),
         )
         return self.controller.accept(applicant, self.now_us)
 
@@ -138,6 +141,24 @@ def test_a_bound_that_does_not_fit_asks_for_the_exact_count_and_an_exact_one_doe
     full = Desk(tenant=Limits(concurrency=0))
     with pytest.raises(LimitReached):
         full.accept(can_be_counted=True)  # a count cannot help here
+
+
+def test_what_only_the_bounds_of_others_refuse_asks_for_their_counts() -> None:
+    desk = Desk(tenant=Limits(tpm=100))
+    bound = desk.accept(prompt=50, answer=10, can_be_counted=True).entry
+    exact = desk.accept(prompt=10, answer=10, can_be_counted=True, is_exact=True).entry
+    with pytest.raises(NeedsTrim) as needs:
+        desk.accept(prompt=20, answer=10, can_be_counted=True, is_exact=True)
+    assert needs.value.entries == [bound]
+    desk.accept("b", prompt=100, answer=0, is_exact=True)  # others' bounds are not in its way
+    with pytest.raises(LimitReached):
+        desk.accept(prompt=20, answer=10, can_be_counted=True, is_exact=True, is_final=True)
+    desk.controller.trim(bound, 20)
+    assert (bound.is_exact, exact.is_exact, desk.used()) == (True, True, (0, 40))
+    desk.accept(prompt=20, answer=10, can_be_counted=True, is_exact=True)
+    with pytest.raises(LimitReached):  # nobody holds a bound any more
+        desk.accept(prompt=30, answer=10, can_be_counted=True, is_exact=True)
+    desk.check()
 
 
 def test_a_missing_maximum_is_made_to_fit_and_said() -> None:
@@ -279,10 +300,10 @@ class ControllerMachine(RuleBasedStateMachine):
         self.used.append((self.desk.now_us, entry.tenant_id, used))
         self.desk.dispatch()
 
-    @precondition(lambda self: self.granted())
+    @precondition(lambda self: self.open)
     @rule(data=st.data())
     def trim(self, data: st.DataObject) -> None:
-        entry = data.draw(st.sampled_from(self.granted()))
+        entry = data.draw(st.sampled_from(self.open))
         self.desk.controller.trim(entry, data.draw(st.integers(0, entry.held + 5)))
 
     @precondition(lambda self: self.granted())

@@ -39,8 +39,7 @@ def test_every_refusal_stands_in_the_life_of_a_request() -> None:
     named_otherwise = {"request_not_found"}  # of GET /v1/usage, not of a chat
     shown = {code for code in codes if code in text}
     by_status = {"invalid_body", "unknown_field", "unsupported_field", "route_not_found", "method_not_allowed",
-                 "unsupported_media_type", "rate_limit_exceeded", "upstream_refused", "upstream_error",
-                 "upstream_busy"}  # fmt: skip
+                 "unsupported_media_type", "rate_limit_exceeded", "upstream_refused", "upstream_error"}  # fmt: skip
     assert codes - shown - by_status == named_otherwise
 
 

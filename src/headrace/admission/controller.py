@@ -35,6 +35,14 @@ class NeedsCount(Exception):
     """The bound of the prompt does not fit; its exact count may."""
 
 
+class NeedsTrim(Exception):
+    """The request would fit if others held no more than they need: their prompts should be counted."""
+
+    def __init__(self, entries: list[Entry]) -> None:
+        super().__init__(f"{len(entries)} hold a bound")
+        self.entries = entries
+
+
 class Size(msgspec.Struct, frozen=True, kw_only=True):
     """How large a request may become, in tokens."""
 
@@ -72,8 +80,12 @@ class Applicant(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     context_tokens: int | None
     """Most tokens of prompt and answer together; None where it is not known."""
     is_stream: bool
+    is_exact: bool
+    """Whether `prompt_tokens` is counted, or all that can be known."""
     can_be_counted: bool
-    """Whether a replica could say the exact count where the bound does not fit."""
+    """Whether a replica of the model can count a prompt."""
+    is_final: bool = False
+    """Do not ask for the counts of others any more."""
 
 
 class AdmissionController:
@@ -87,6 +99,8 @@ class AdmissionController:
         """Operations that are accepted and neither settled nor expired, by request id."""
         self.expired: dict[str, Entry] = {}
         """Operations whose lease ran out and whose record may still come."""
+        self._bounds: dict[str, Entry] = {}
+        """Open operations that hold an upper bound of a prompt that could be counted."""
 
     def add_model(self, model_id: str, bounds: QueueBounds) -> ModelQueue[Entry]:
         assert model_id not in self.queues
@@ -111,7 +125,7 @@ class AdmissionController:
     def accept(self, applicant: Applicant, now_us: int) -> Admitted:
         """Check every limit, hold the tokens and take a place in the queue: all or nothing.
 
-        Raises `NeedsCount`, `LimitReached`, `QueueFull`, `NoReplica`; then nothing has changed.
+        Raises `NeedsCount`, `NeedsTrim`, `LimitReached`, `QueueFull`, `NoReplica`; then nothing has changed.
         """
         request_id = applicant.request_id
         if request_id in self.entries:
@@ -123,8 +137,7 @@ class AdmissionController:
         )
         excess = book.decide(accounts, ask, now_us)
         if excess is not None:
-            if applicant.can_be_counted and excess.limit_type in TOKEN_LIMITS:
-                raise NeedsCount
+            self._ask_for_counts(applicant, excess)
             raise LimitReached(excess)
         entry = Entry(
             request_id=request_id,
@@ -133,6 +146,7 @@ class AdmissionController:
             is_stream=applicant.is_stream,
             accounts=accounts,
             held=size.total,
+            is_exact=applicant.is_exact,
         )
         evicted = self.queues[applicant.model_id].enter(
             entry,
@@ -144,6 +158,8 @@ class AdmissionController:
             other.move(Phase.DROPPED)
         book.hold(accounts, ask, now_us)
         self.entries[request_id] = entry
+        if applicant.can_be_counted and not applicant.is_exact:
+            self._bounds[request_id] = entry
         return Admitted(entry, size, evicted)
 
     def take_back(self, entry: Entry, now_us: int) -> None:
@@ -178,8 +194,14 @@ class AdmissionController:
 
     def trim(self, entry: Entry, total: int) -> None:
         """The exact prompt is known: hold no more than it and the longest answer need."""
-        if total < entry.held and entry.phase is Phase.GRANTED:
+        if entry.phase not in (Phase.WAITING, Phase.GRANTED):
+            return
+        entry.is_exact = True
+        self._bounds.pop(entry.request_id, None)
+        if total < entry.held:
             book.trim(entry.accounts, entry.held - total)
+            if entry.phase is Phase.WAITING:
+                self.queues[entry.model_id].resize(entry, total)
             entry.held = total
 
     def renew(self, entry: Entry, alive_us: int) -> None:
@@ -219,10 +241,28 @@ class AdmissionController:
         entry.move(Phase.CLOSED)
         del self.expired[entry.request_id]
 
+    def _ask_for_counts(self, applicant: Applicant, excess: Excess) -> None:
+        """A bound must not refuse what the exact counts would let pass: neither its own nor others'."""
+        if excess.limit_type not in TOKEN_LIMITS:
+            return
+        if applicant.can_be_counted and not applicant.is_exact:
+            raise NeedsCount
+        if excess.limit_type != "tpm" or applicant.is_final:
+            return
+        (account,) = (
+            one
+            for one in applicant.accounts
+            if (one.level, one.account_id) == (excess.level, excess.account_id)
+        )
+        bounds = [entry for entry in self._bounds.values() if account in entry.accounts]
+        if bounds:
+            raise NeedsTrim(bounds)
+
     def _leave(self, entry: Entry, phase: Phase) -> None:
         was = entry.phase
         entry.move(phase)
         del self.entries[entry.request_id]
+        self._bounds.pop(entry.request_id, None)
         queue = self.queues[entry.model_id]
         if was is Phase.WAITING:
             queue.leave(entry)

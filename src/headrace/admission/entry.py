@@ -42,6 +42,7 @@ class Entry:
     __slots__ = (
         "accounts",
         "held",
+        "is_exact",
         "is_stream",
         "lease_until_us",
         "model_id",
@@ -60,6 +61,7 @@ class Entry:
         is_stream: bool,
         accounts: tuple[Account, ...],
         held: int,
+        is_exact: bool,
     ) -> None:
         self.request_id = request_id
         self.tenant_id = tenant_id
@@ -68,6 +70,8 @@ class Entry:
         self.accounts = accounts
         self.held = held
         """Tokens held at every account."""
+        self.is_exact = is_exact
+        """Whether the prompt's part of it is counted; otherwise it is an upper bound."""
         self.phase = Phase.WAITING
         self.replica_id: str | None = None
         self.lease_until_us = 0

@@ -145,13 +145,22 @@ class Core:
 
     # --- operations: called by the gateway --------------------------------------------------------
 
-    def accept(self, reservation: Reservation, *, max_tokens: int | None, is_exact: bool) -> Operation:
+    def accept(
+        self,
+        reservation: Reservation,
+        messages: list[Message],
+        *,
+        max_tokens: int | None,
+        is_exact: bool,
+        is_final: bool = False,
+    ) -> Operation:
         """Check every limit, hold the tokens, take a place in the queue and journal the reservation, or
         refuse: one decision, all or nothing.
 
         `reservation.prompt_tokens_estimated` is an upper bound of the prompt unless `is_exact`. Where only
-        the bound stands in the way, `NeedsCount` asks for the exact count. The operation is an async
-        context manager: entering it waits for the journal, leaving it for any reason settles it.
+        the bound stands in the way, `NeedsCount` asks for the exact count; where only the bounds of others do,
+        `NeedsTrim` asks for `count_held`, unless `is_final`. The operation is an async context manager:
+        entering it waits for the journal, leaving it for any reason settles it.
         Raises `Refusal` (404, 429, 503); refusals of a known model are recorded.
         """
         model = self.models.get(reservation.model)
@@ -162,7 +171,7 @@ class Core:
         if not self.journal.is_healthy:
             raise refusals.store_unavailable()
         now_us = self.clock.monotonic_us()
-        applicant = self._applicant(model, reservation, max_tokens, is_exact=is_exact)
+        applicant = self._applicant(model, reservation, max_tokens, is_exact, is_final)
         try:
             admitted = self.controller.accept(applicant, now_us)
         except LimitReached as reached:
@@ -174,7 +183,7 @@ class Core:
             raise self._turn_away(reservation, refusal) from None
         entry, size = admitted.entry, admitted.size
         reservation = msgspec.structs.replace(reservation, reserved_tokens=size.total)
-        operation = Operation(self, model, reservation, entry, size)
+        operation = Operation(self, model, reservation, messages, entry, size)
         try:
             operation.journalled = self.journal.reserve(reservation)
         except StoreUnavailable:
@@ -195,6 +204,23 @@ class Core:
             if tokens is not None:
                 return tokens
         return None
+
+    async def count_held(self, entries: list[Entry]) -> None:
+        """Count the prompts of operations that hold a bound, each once, and let them hold no more than that."""
+        operations = [self._open[entry.request_id] for entry in entries if entry.request_id in self._open]
+        for operation in operations:
+            if operation.counting is None:
+                operation.counting = self.spawn(self._count_and_trim(operation))
+        if operations:
+            await asyncio.wait([operation.counting for operation in operations if operation.counting])
+
+    async def _count_and_trim(self, operation: Operation) -> None:
+        tokens = await self.count_prompt(operation.model.model_id, operation.messages)
+        estimate = operation.reservation.prompt_tokens_estimated
+        total = operation.size.total
+        if tokens is not None and not operation.entry.is_exact:
+            total -= estimate - min(tokens, estimate)
+        self.controller.trim(operation.entry, total)
 
     def put_back(self, operation: Operation, busy: ReplicaBusy) -> None:
         """A granted request could not start: it waits again, as the next one, and the replica has a pause."""
@@ -326,7 +352,12 @@ class Core:
     # --- inside -----------------------------------------------------------------------------------------
 
     def _applicant(
-        self, model: ServedModel, reservation: Reservation, max_tokens: int | None, *, is_exact: bool
+        self,
+        model: ServedModel,
+        reservation: Reservation,
+        max_tokens: int | None,
+        is_exact: bool,
+        is_final: bool,
     ) -> Applicant:
         return Applicant(
             request_id=reservation.request_id,
@@ -343,7 +374,9 @@ class Core:
             default_max_tokens=self.settings.default_max_tokens,
             context_tokens=model.context_tokens,
             is_stream=reservation.mode == "stream",
-            can_be_counted=not is_exact and model.can_count,
+            is_exact=is_exact,
+            can_be_counted=model.can_count,
+            is_final=is_final,
         )
 
     def _turn_away(self, reservation: Reservation, refusal: Refusal) -> Refusal:

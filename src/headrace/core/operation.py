@@ -20,6 +20,7 @@ from headrace.core.replica import Answer, Replica, ReplicaBusy, Task
 from headrace.errors import Refusal
 from headrace.ledger.closing import CLIENT_CLOSED, COMPLETED, NOTHING, SHUTDOWN, Ending, ending_of
 from headrace.ledger.records import OperationRecord, Reservation
+from headrace.request.messages import Message
 from headrace.store.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -37,9 +38,11 @@ class Operation:
         "accepted_us",
         "answer",
         "attempts",
+        "counting",
         "entry",
         "granted_us",
         "journalled",
+        "messages",
         "model",
         "record",
         "replica",
@@ -48,7 +51,13 @@ class Operation:
     )
 
     def __init__(
-        self, core: "Core", model: "ServedModel", reservation: Reservation, entry: Entry, size: Size
+        self,
+        core: "Core",
+        model: "ServedModel",
+        reservation: Reservation,
+        messages: list[Message],
+        entry: Entry,
+        size: Size,
     ) -> None:
         self._core = core
         self._granted: asyncio.Future[None] | None = None
@@ -57,6 +66,9 @@ class Operation:
         self._interruption: Refusal | None = None
         self.model = model
         self.reservation = reservation
+        self.messages = messages
+        self.counting: asyncio.Task[None] | None = None
+        """Finds out how long the prompt is, if somebody needs to know before the worker says so."""
         self.entry = entry
         self.size = size
         self.journalled: asyncio.Future[None] | None = None

@@ -10,7 +10,7 @@ client is gone. The operation's scope gives everything back and writes the one r
 import secrets
 from typing import Final
 
-from headrace.admission.controller import NeedsCount
+from headrace.admission.controller import NeedsCount, NeedsTrim
 from headrace.api import chat, completion, refusals
 from headrace.api.chat import ChatCall
 from headrace.clock import Clock
@@ -26,6 +26,8 @@ from headrace.request.sampling import Sampling
 
 MESSAGE_OVERHEAD_TOKENS: Final = 16
 """What a chat template adds to a message, at most, in the bound."""
+ACCEPT_TRIES_MAX: Final = 4
+"""A request that would be refused for a bound is judged anew once what is behind the bound is counted."""
 CLAMPED: Final = b"x-governance-action: CLAMPED_MAX_TOKENS\r\nx-max-tokens: %d\r\n"
 """Says how long the answer may be where a limit decided it and not the client."""
 
@@ -59,18 +61,27 @@ class ChatCompletions:
             exchange.record = operation.record
 
     async def _accept(self, exchange: Exchange, identity: Identity, call: ChatCall) -> Operation:
-        """Accept with a proven upper bound of the prompt; where that would be refused, with its exact count."""
+        """Accept with a proven upper bound of the prompt; where bounds would refuse it, with exact counts."""
         # A token stands for at least one byte, so the bytes of a prompt bound its tokens from above.
         bound = sum(len(message.content.encode()) for message in call.messages)
         bound += MESSAGE_OVERHEAD_TOKENS * (len(call.messages) + 1)
-        reservation = self._reservation(exchange, identity, call, prompt_tokens=bound)
-        try:
-            return self._core.accept(reservation, max_tokens=call.max_tokens, is_exact=False)
-        except NeedsCount:
-            exact = await self._core.count_prompt(call.model, call.messages)
-        if exact is not None:
-            reservation = self._reservation(exchange, identity, call, prompt_tokens=min(exact, bound))
-        return self._core.accept(reservation, max_tokens=call.max_tokens, is_exact=True)
+        prompt_tokens, is_exact = bound, False
+        for tries_left in reversed(range(ACCEPT_TRIES_MAX)):
+            reservation = self._reservation(exchange, identity, call, prompt_tokens=prompt_tokens)
+            try:
+                return self._core.accept(
+                    reservation,
+                    call.messages,
+                    max_tokens=call.max_tokens,
+                    is_exact=is_exact,
+                    is_final=not tries_left,
+                )
+            except NeedsCount:
+                exact = await self._core.count_prompt(call.model, call.messages)
+                prompt_tokens, is_exact = bound if exact is None else min(exact, bound), True
+            except NeedsTrim as needs:
+                await self._core.count_held(needs.entries)
+        raise AssertionError("the last try asks for nothing")
 
     async def _complete(self, exchange: Exchange, operation: Operation, call: ChatCall) -> None:
         answer = await self._begin(exchange, operation, call)

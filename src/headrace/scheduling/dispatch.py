@@ -154,6 +154,14 @@ class ModelQueue(Generic[Ticket]):
         self._add(ticket, tenant, tokens)
         self._shares[tenant].tickets.move_to_end(ticket, last=False)
 
+    def resize(self, ticket: Ticket, tokens: int) -> None:
+        """A waiting ticket stands for so many tokens from now on."""
+        share = self._shares[self._waiting[ticket]]
+        more = tokens - share.tickets[ticket]
+        share.tickets[ticket] = tokens
+        share.tokens += more
+        self._tokens += more
+
     def leave(self, ticket: Ticket) -> bool:
         """Give up the place in the queue. False if the ticket was not waiting (any more)."""
         tenant = self._waiting.pop(ticket, None)
