@@ -141,7 +141,7 @@ class Platform:
         body = {"model": self.model, "messages": [{"role": "user", "content": content}], **fields}
         return self.request("POST", "/v1/chat/completions", body, key=key)
 
-    def open_chat(self, content: str = "Hello", **fields: Any) -> "OpenChat":
+    def open_chat(self, content: str = "Hello", *, key: str | None = None, **fields: Any) -> "OpenChat":
         """Send a chat and do not wait for the reply. Close it to go away."""
         connection = self.connect()
         body = {"model": self.model, "messages": [{"role": "user", "content": content}], **fields}
@@ -149,7 +149,7 @@ class Platform:
             "POST",
             "/v1/chat/completions",
             json.dumps(body).encode(),
-            {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"},
+            {"Authorization": f"Bearer {key or self.key}", "Content-Type": "application/json"},
         )
         return OpenChat(connection)
 

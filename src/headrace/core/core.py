@@ -261,6 +261,8 @@ class Core:
     def expire(self, operation: Operation) -> None:
         """Nobody has seen the attempt alive during its lease: end it, and post its record should it come."""
         _log.error("lease_expired", request_id=operation.request_id, worker=operation.replica_worker)
+        assert operation.answer is not None
+        operation.answer.abort()
         operation.interrupt(refusals.lease_expired())
         record = self._close(operation, EXPIRED, NOTHING)
         self.journal.settle(record)
@@ -413,7 +415,6 @@ class Core:
         """Wait for the record of an expired operation: it comes from its worker, or with that one's end."""
         entry = operation.entry
         assert operation.answer is not None
-        operation.answer.abort()
         counts = await operation.answer.counts()
         if counts.source == "none":
             self.controller.forget(entry)
