@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -36,6 +37,14 @@ _log = structlog.get_logger()
 _answer = msgspec.json.Decoder(Ready | Failed).decode
 
 
+class StartChild(Protocol):
+    """How a child process is started: `Child.start`, or a simulation's own."""
+
+    async def __call__(
+        self, role: str, orders: bytes, *, environment: dict[str, str] | None = None
+    ) -> Child: ...
+
+
 class Worker:
     """One supervised worker: a name that lives on while processes come and go."""
 
@@ -50,8 +59,10 @@ class Worker:
         clock: Clock,
         sockets: Path,
         data: Path,
+        start_child: StartChild = Child.start,
     ) -> None:
         self.worker_id = worker_id
+        self._start_child = start_child
         self._model = model
         self._model_path = model_path
         self._settings = settings
@@ -132,7 +143,7 @@ class Worker:
         self._life += 1
         self._progress(self._life).parent.mkdir(exist_ok=True)  # somebody may have cleaned up
         replica_id = self._replica_id(self._life)
-        child = self._child = await Child.start(
+        child = self._child = await self._start_child(
             "worker", msgspec.json.encode(self._orders()), environment=PROCESS_ENVIRONMENT
         )
         link: WorkerLink | None = None
