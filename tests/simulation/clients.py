@@ -294,7 +294,9 @@ def make_plans(rng: random.Random, *, models: list[str], tenants: int, num: int,
             key=rng.randrange(2),
             model=rng.choice(models),
             is_stream=rng.random() < 0.6,
-            prompt_bytes=rng.choice((20, 40, 80, 200, 800)) if rng.random() < 0.98 else 3000,
+            prompt_bytes=rng.choice((20, 40, 80, 200, 300))
+            if rng.random() < 0.95
+            else rng.choice((500, 3000)),
             max_tokens=rng.randrange(60, 120) if is_long else max_tokens,
             is_usage_wanted=rng.random() < 0.3,
         )

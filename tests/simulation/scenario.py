@@ -7,7 +7,7 @@ from headrace.config.limits import UNLIMITED, Limits
 from headrace.config.settings import EngineSettings, ModelSettings, QueueSettings, Settings, StubTiming
 from tests.simulation.clients import Plan, make_plans
 
-SECONDS_MAX = 40.0
+SECONDS_MAX = 25.0
 """Within this time all clients arrive and all faults begin."""
 REQUEST_TIMEOUT_SECONDS = 45.0
 QUEUE_TIMEOUT_SECONDS = 8.0
@@ -78,7 +78,7 @@ def make_scenario(seed: int) -> Scenario:
         worker_start_timeout_s=2.0,
         drain_s=2.0,
     )
-    over_s = rng.choice((2.0, 10.0, SECONDS_MAX, SECONDS_MAX))
+    over_s = rng.choice((0.5, 2.0, 5.0, 10.0, SECONDS_MAX))
     tenants = rng.choice((1, 2, 3))
     plans = make_plans(
         rng,
@@ -124,10 +124,10 @@ def _model(rng: random.Random, model_id: str) -> ModelSettings:
 
 def _limits(rng: random.Random) -> Limits:
     return Limits(
-        rps=rng.choice((0.5, 2, 5)) if rng.random() < 0.3 else None,
-        concurrency=rng.choice((1, 2, 3)) if rng.random() < 0.4 else None,
-        streams=rng.choice((1, 2)) if rng.random() < 0.3 else None,
-        tpm=rng.choice((120, 300, 700, 1500)) if rng.random() < 0.5 else None,
+        rps=rng.choice((0.5, 2, 5, 10)) if rng.random() < 0.2 else None,
+        concurrency=rng.choice((1, 2, 3, 4)) if rng.random() < 0.25 else None,
+        streams=rng.choice((1, 2, 3)) if rng.random() < 0.15 else None,
+        tpm=rng.choice((150, 400, 1000, 2500)) if rng.random() < 0.4 else None,
         max_total_tokens=rng.choice((100, 400)) if rng.random() < 0.1 else None,
     )
 
@@ -141,7 +141,7 @@ def random_limits(rng: random.Random) -> dict[str, float | None]:
 def _event(rng: random.Random, over_s: float) -> Event:
     return Event(
         kind=rng.choice(EVENTS),
-        at_s=rng.uniform(0.0, over_s + 3.0),
+        at_s=rng.uniform(0.0, over_s + 2.0),
         for_s=rng.choice((0.3, 2.0, 7.0)),
         pick=rng.random(),
     )

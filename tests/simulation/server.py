@@ -107,7 +107,6 @@ class SimulatedServer:
 
     def connect(self, connection: ClientConnection, request: HttpRequest) -> None:
         """A client's request has arrived. What the HTTP layer refuses before its body ends here too."""
-        self.connections[connection] = None
         refused = self.gateway.check_head(request)
         if refused is not None:
             status, headers, body = refused

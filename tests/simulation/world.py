@@ -179,6 +179,7 @@ class World:
         request = HttpRequest("POST", "/v1/chat/completions", b"", headers, body, "203.0.113.7")
         self.note("request", plan.number)
         client.connection = connection = ClientConnection(client, self.loop, server.process, self)
+        server.connections[connection] = None
         self.loop.call_later(
             NETWORK_SECONDS, server.connect, connection, request, context=server.process.context.copy()
         )
