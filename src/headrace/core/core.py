@@ -178,7 +178,7 @@ class Core:
 
     async def count_prompt(self, model_id: str, messages: list[Message]) -> int | None:
         """The exact tokens of a prompt, by a ready replica; None if none can say."""
-        for replica in self.models[model_id].replicas.values():
+        for replica in list(self.models[model_id].replicas.values()):  # they come and go while this waits
             tokens = await replica.count_prompt(messages)
             if tokens is not None:
                 return tokens
