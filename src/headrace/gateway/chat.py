@@ -71,7 +71,11 @@ class ChatCompletions:
         return self._core.accept(reservation, max_tokens=call.max_tokens, is_exact=True)
 
     async def _within_deadline(self, exchange: Exchange, operation: Operation, call: ChatCall) -> None:
-        """Answer; the deadline is set once a worker is granted, waiting has a limit of its own."""
+        """Answer; the deadline is set once a worker is granted, waiting has a limit of its own.
+
+        It ends with the answer: an operation that is being settled as completed is told so, however long
+        the ledger takes.
+        """
         try:
             async with asyncio.timeout(None) as deadline:
                 if call.is_stream:
@@ -88,6 +92,7 @@ class ChatCompletions:
             raise self._queue_timeout()
         answer = await self._begin(exchange, operation, call, deadline)
         body = await answer.complete()
+        deadline.reschedule(None)
         record = await operation.settle()
         exchange.send_json(body, headers=usage_headers(record) + exchange.limit_headers)
 
@@ -102,6 +107,7 @@ class ChatCompletions:
         async for data in answer.stream(quiet_s=self._settings.keep_alive_ms / 1000):
             if not responder.write(data or completion.KEEP_ALIVE):
                 await responder.drain()
+        deadline.reschedule(None)
         await operation.settle()
         responder.write(answer.ending())
         responder.end()
