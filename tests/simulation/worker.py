@@ -19,7 +19,7 @@ from headrace.errors import EngineFault
 from headrace.runtime.child import Child
 from headrace.scheduling.steps import StepLimits
 from headrace.worker.loop import LoopNews
-from headrace.worker.process import Failed, Ready, WorkerOrders
+from headrace.worker.process import ENGINE_STOP_SECONDS_MAX, Failed, Ready, WorkerOrders
 from headrace.worker.progress import ProgressFile
 from headrace.worker.prompt import PromptBuilder
 from headrace.worker.server import WorkerServer
@@ -143,7 +143,11 @@ class SimulatedWorker:
         ]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         loop.stop()
-        status = await engine_thread
+        await asyncio.wait((engine_thread,), timeout=ENGINE_STOP_SECONDS_MAX)
+        if not engine_thread.done():
+            self.kill()  # as `os._exit` has it
+            return
+        status = engine_thread.result()
         await server.stop()
         progress.close()
         progress._file = -1
