@@ -11,6 +11,7 @@ from tests.simulation.truth import MINUTE_US, Attempt
 
 GRAIN_US = 1_000
 """The limiter keeps settlements of one millisecond together."""
+LATER_US = (0, 10_000_000, 20_000_000, 30_000_000, 40_000_000, 50_000_000, 60_000_000)
 
 
 # --- what looks into the core: the only place that has to follow its insides ----------------------
@@ -93,9 +94,14 @@ def check_quiet(world: Any) -> None:
     if left:
         world.violated("all is quiet, and yet: " + "; ".join(left))
         return
-    now_us, wall_us = world.clock.monotonic_us(), world.clock.wall_us()
     with world.ledger() as connection:
         rows = list(find_records(connection))
+    for later_us in LATER_US:  # nothing more will be settled, so the future can be asked for as well
+        _check_windows(world, rows, later_us)
+
+
+def _check_windows(world: Any, rows: list[OperationRecord], later_us: int) -> None:
+    now_us, wall_us = world.clock.monotonic_us() + later_us, world.clock.wall_us() + later_us
     for name, used in used_by_limiter(world.server, now_us).items():
         ages = [(wall_us - row.end_ts, row) for row in rows if name in accounts_of(row)]
         at_least = sum(tokens_of(row) for age_us, row in ages if age_us < MINUTE_US - GRAIN_US)

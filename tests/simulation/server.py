@@ -35,9 +35,9 @@ SETTLE_SECONDS = 5.0
 class DataPaths:
     """What `Fleet` needs of a data directory."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, life: int) -> None:
         self.path = path
-        self.sockets = path / "sockets"
+        self.sockets = path / f"sockets-{life}"
 
     def progress_files(self) -> list[Path]:
         return sorted((self.path / "progress").glob(f"*{PROGRESS_SUFFIX}"))
@@ -54,7 +54,7 @@ class SimulatedServer:
         self.connections: dict[ClientConnection, None] = {}
         self.workers: list[SimulatedWorker] = []
         self._world = world
-        self._data = DataPaths(world.path)
+        self._data = DataPaths(world.path, life)
         self.process = Process(world.loop, f"server.{life}")
         self.process.spawn(self._run())
 

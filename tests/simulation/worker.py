@@ -107,7 +107,12 @@ class SimulatedWorker:
         engine.observe(self._world.truth, self._clock.monotonic_us)
         registry = CollectorRegistry()
         stats = StepStats(registry, kv_bytes_per_token=engine.info.kv_bytes_per_token)
-        self._progress = progress = ProgressFile(Path(orders.progress))
+        try:
+            self._progress = progress = ProgressFile(Path(orders.progress))
+        except FileExistsError:  # an orphan of an earlier life was still loading; the supervisor tries again
+            self._world.note("name taken", self.name)
+            self._leave(1)
+            return
         server = self._server = WorkerServer(
             worker_id=orders.worker_id,
             info=engine.info,
