@@ -6,6 +6,7 @@ The exit status is 0 if no seed violates an invariant, or with a planted bug, if
 import argparse
 import gc
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -93,7 +94,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--bug", choices=sorted(BUGS), help="plant a bug and look for it")
     parser.add_argument("--all-bugs", action="store_true", help="look for each planted bug")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--failures", type=int, default=5, help="stop after so many")
     parser.add_argument("--verbose", action="store_true", help="whole traces")
     return parser.parse_args()

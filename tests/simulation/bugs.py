@@ -13,16 +13,17 @@ from headrace.worker.link import WorkerLink
 
 
 def _released_twice() -> Any:
-    """What an operation holds is given back twice when it is settled."""
-    settle = book.settle
+    """What an operation holds is given back twice when it is settled; the window takes it without a word."""
 
-    def settle_twice(accounts: Iterable[Account], *, held: int, used: int, now_us: int) -> None:
-        accounts = list(accounts)
-        settle(accounts, held=held, used=used, now_us=now_us)
-        for account in accounts:
-            account.window.held = max(0, account.window.held - held)
+    def trim(self: TokenWindow, tokens: int) -> None:
+        self.held = max(0, self.held - tokens)
 
-    return mock.patch.object(book, "settle", settle_twice)
+    def settle(self: TokenWindow, held: int, tokens: int, now_us: int) -> None:
+        self.trim(2 * held)
+        if tokens:
+            self.add(tokens, now_us)
+
+    return mock.patch.multiple(TokenWindow, trim=trim, settle=settle)
 
 
 def _refusal_charged() -> Any:

@@ -116,7 +116,7 @@ class SimulatedWorker:
         server = self._server = WorkerServer(
             worker_id=orders.worker_id,
             info=engine.info,
-            prompts=_prompts(),
+            prompts=prompts(),
             progress=progress,
             stats=stats,
             clock=VirtualClock(self._world.loop),
@@ -206,7 +206,7 @@ class SimulatedWorker:
 
 
 @lru_cache(1)
-def _prompts() -> PromptBuilder:
+def prompts() -> PromptBuilder:
     """Compiling the template takes longer than many a world."""
     return PromptBuilder(StubVocabulary())
 

@@ -39,7 +39,7 @@ from tests.simulation.scenario import (
 from tests.simulation.server import DRAIN_SECONDS, SimulatedServer
 from tests.simulation.truth import Attempt, Truth
 from tests.simulation.virtual_loop import Stalled, VirtualClock, VirtualLoop
-from tests.simulation.worker import SimulatedWorker
+from tests.simulation.worker import SimulatedWorker, prompts
 
 ANSWER_SECONDS_MAX = QUEUE_TIMEOUT_SECONDS + REQUEST_TIMEOUT_SECONDS + 30.0
 """After the last fault and the last client: longer than any time-out that a request can meet."""
@@ -357,6 +357,7 @@ def simulate(seed: int) -> World:
         tempfile.mkdtemp(prefix="headrace-simulation-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None)
     )
     loop = VirtualLoop()
+    prompts()  # made once for all worlds, and not from the secrets of any
     try:
         with _seeded_secrets(random.Random(f"secrets {seed}")):
             world = World(make_scenario(seed), directory / "data", loop)
