@@ -1,15 +1,23 @@
 """Bugs to plant, one at a time, so that the simulation can show that it would find them."""
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 from headrace.core.admission import Admission
+from headrace.core.core import Core
+from headrace.core.embedded import EmbeddedAnswer
+from headrace.ledger.closing import Counts
+from headrace.ledger.records import OperationRecord
 from headrace.limits import book
 from headrace.limits.book import Account
 from headrace.limits.window import TokenWindow
+from headrace.store.journal import Journal
+from headrace.worker.link import Attempt as WorkerAttempt
 from headrace.worker.link import WorkerLink
+from headrace.worker.messages import Piece
 
 
 def _released_twice() -> Any:
@@ -84,6 +92,53 @@ def _stale_window() -> Any:
     return mock.patch.object(TokenWindow, "used", lambda self, now_us: used(self, now_us - 5_000_000))
 
 
+def _concurrency_ignored() -> Any:
+    """Waiting requests start whatever the limits on running ones say."""
+    return mock.patch.object(book, "may_start", lambda accounts, *, is_stream: True)
+
+
+def _blind_recovery() -> Any:
+    """A start closes what was open without looking at what the workers noted."""
+    recover = Core.recover
+    return mock.patch.object(Core, "recover", lambda self, records: recover(self, ()))
+
+
+def _early_acknowledgement() -> Any:
+    """A worker is told to forget a record before the ledger has it."""
+    counts = EmbeddedAnswer.counts
+
+    async def counts_and_forget(self: EmbeddedAnswer) -> Counts:
+        found = await counts(self)
+        self.acknowledge()
+        return found
+
+    return mock.patch.object(EmbeddedAnswer, "counts", counts_and_forget)
+
+
+def _reply_before_record() -> Any:
+    """The ledger says that a record is durable before it is."""
+    settle = Journal.settle
+
+    def settle_at_once(self: Journal, record: OperationRecord) -> asyncio.Future[None]:
+        settle(self, record)
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    return mock.patch.object(Journal, "settle", settle_at_once)
+
+
+def _lost_piece() -> Any:
+    """Now and then a piece of text is not passed on."""
+    push = WorkerAttempt.push
+
+    def push_most(self: WorkerAttempt, event: Any) -> None:
+        if not (isinstance(event, Piece) and event.completion_tokens == 7):
+            push(self, event)
+
+    return mock.patch.object(WorkerAttempt, "push", push_most)
+
+
 BUGS: dict[str, Callable[[], Any]] = {
     "released-twice": _released_twice,
     "refusal-charged": _refusal_charged,
@@ -91,6 +146,11 @@ BUGS: dict[str, Callable[[], Any]] = {
     "hold-kept": _hold_kept,
     "held-forgotten": _held_forgotten,
     "stale-window": _stale_window,
+    "concurrency-ignored": _concurrency_ignored,
+    "blind-recovery": _blind_recovery,
+    "early-acknowledgement": _early_acknowledgement,
+    "reply-before-record": _reply_before_record,
+    "lost-piece": _lost_piece,
 }
 
 

@@ -11,6 +11,13 @@ from tests.simulation.truth import MINUTE_US, Attempt
 
 GRAIN_US = 1_000
 """The limiter keeps settlements of one millisecond together."""
+OUTCOMES = {
+    "worker_lost": "worker_lost",
+    "engine_error": "worker_error",
+    "deadline_exceeded": "timeout",
+    "shutting_down": "shutdown",
+}
+"""How an operation ends whose client got this error; all others are refusals."""
 LATER_US = (0, 10_000_000, 20_000_000, 30_000_000, 40_000_000, 50_000_000, 60_000_000)
 
 

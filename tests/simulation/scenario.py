@@ -15,7 +15,7 @@ STEP_TIMEOUT_SECONDS = 6.0
 
 EVENTS = (
     "kill_worker",
-    "kill_worker",
+    "kill_computing",
     "kill_server",
     "kill_server",
     "restart_server",
@@ -28,6 +28,9 @@ EVENTS = (
     "limits",
     "limits",
 )
+PENDING_EVENTS = ("doubled", "dropped")
+"""Faults that the worker protocol does not survive yet: it has no frame numbers. Dropped frames are played
+as cut connections meanwhile."""
 
 
 @dataclass
@@ -58,7 +61,7 @@ class Scenario:
     """How often a worker fails to start."""
 
 
-def make_scenario(seed: int) -> Scenario:
+def make_scenario(seed: int, more_events: tuple[str, ...] = ()) -> Scenario:
     """Everything about a world that its seed decides beforehand."""
     rng = random.Random(f"scenario {seed}")
     models = [_model(rng, f"m{number}") for number in range(rng.choice((1, 1, 2)))]
@@ -93,10 +96,10 @@ def make_scenario(seed: int) -> Scenario:
         tenants=[_limits(rng) for _ in range(tenants)],
         keys=[_limits(rng) if rng.random() < 0.3 else UNLIMITED for _ in range(tenants * 2)],
         plans=plans,
-        events=[_event(rng, over_s) for _ in range(rng.choice((0, 1, 2, 3, 4, 6)))],
+        events=[_event(rng, over_s, EVENTS + 2 * more_events) for _ in range(rng.choice((0, 1, 2, 3, 4, 6)))],
         bad_starts=rng.choice((0.0, 0.0, 0.2)),
     )
-    for _ in range(rng.choice((0, 0, 1, 1, 2))):
+    for _ in range(rng.choice((0, 0, 1, 1, 2, 4))):
         scenario.crash_points[int(10 ** rng.uniform(1.0, 3.2))] = rng.choice(("server", "server", "worker"))
     return scenario
 
@@ -138,9 +141,9 @@ def random_limits(rng: random.Random) -> dict[str, float | None]:
     return {name: getattr(limits, name) for name in ("rps", "concurrency", "streams", "tpm")}
 
 
-def _event(rng: random.Random, over_s: float) -> Event:
+def _event(rng: random.Random, over_s: float, kinds: tuple[str, ...]) -> Event:
     return Event(
-        kind=rng.choice(EVENTS),
+        kind=rng.choice(kinds),
         at_s=rng.uniform(0.0, over_s + 2.0),
         for_s=rng.choice((0.3, 2.0, 7.0)),
         pick=rng.random(),

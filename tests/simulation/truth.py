@@ -235,8 +235,15 @@ class Truth:
         return self._by_seed[sampling.seed or 0]
 
 
+class Died(BaseException):
+    """The process dies here, in the middle of a call."""
+
+
 class ObservedEngine(StubEngine):
     """The stub engine; every token it draws is written down."""
+
+    calls_left: int | None = None
+    """After so many calls the process dies in one."""
 
     def observe(self, truth: Truth, now_us: Callable[[], int]) -> None:
         self._truth = truth
@@ -248,6 +255,10 @@ class ObservedEngine(StubEngine):
         self._attempts[slot] = self._truth.attempt_of(sampling)
 
     def forward(self, spans: Any) -> Forward:
+        if self.calls_left is not None:
+            self.calls_left -= 1
+            if self.calls_left <= 0:
+                raise Died
         done = super().forward(spans)
         span: Span
         for span, token in zip(spans, done.tokens, strict=True):

@@ -24,7 +24,7 @@ from headrace.worker.progress import ProgressFile
 from headrace.worker.prompt import PromptBuilder
 from headrace.worker.server import WorkerServer
 from headrace.worker.stats import StepStats
-from tests.simulation.truth import ObservedEngine, ObservedLoop
+from tests.simulation.truth import Died, ObservedEngine, ObservedLoop
 from tests.simulation.virtual_loop import Process, VirtualClock
 
 
@@ -39,6 +39,7 @@ class SimulatedWorker:
         self.stdin = None
         self.stdout = self
         self.slowness = 1.0
+        self.engine: ObservedEngine | None = None
         self._world = world
         self._line: asyncio.Future[bytes] = world.loop.create_future()
         self._exit: asyncio.Future[int] = world.loop.create_future()
@@ -103,7 +104,7 @@ class SimulatedWorker:
             self._leave(2)
             return
         orders = self.orders
-        engine = ObservedEngine(orders.engine, sleep=self._pass_time)
+        engine = self.engine = ObservedEngine(orders.engine, sleep=self._pass_time)
         engine.observe(self._world.truth, self._clock.monotonic_us)
         registry = CollectorRegistry()
         stats = StepStats(registry, kv_bytes_per_token=engine.info.kv_bytes_per_token)
@@ -190,6 +191,9 @@ class SimulatedWorker:
         except EngineFault:
             clock.offset_us = 0
             return 1
+        except Died:
+            self.kill()
+            return -9
         return 0
 
     def _pass_time(self, seconds: float) -> None:

@@ -287,6 +287,8 @@ class World:
         match event.kind:
             case "kill_worker":
                 self._kill_a_worker()
+            case "kill_computing":
+                self._kill_computing(1 + int(8 * event.pick))
             case "kill_server":
                 self._kill_server()
             case "restart_server":
@@ -297,6 +299,8 @@ class World:
                 self._for(event.for_s, "late", 0.02 + 0.3 * event.pick)
             case "shaky":
                 self._for(event.for_s, "cut", 0.02 * event.pick)
+            case "doubled" | "dropped":
+                self._for(event.for_s, event.kind, 0.05 * event.pick)
             case "slow" | "stuck":
                 self._slow(event)
             case "full_disk":
@@ -326,6 +330,13 @@ class World:
         if self.workers:
             self.rng.choice(self.workers).kill()
 
+    def _kill_computing(self, calls: int) -> None:
+        """The next worker that computes dies in its engine, before it has noted anything of that call."""
+        engines = [worker.engine for worker in self.workers if worker.engine is not None]
+        if engines:
+            self._disturbed(60.0)
+            self.rng.choice(engines).calls_left = calls
+
     def _for(self, seconds: float, fault: str, chance: float) -> None:
         setattr(self.network.faults, fault, chance)
         self.loop.call_later(seconds, setattr, self.network.faults, fault, 0.0)
@@ -351,8 +362,11 @@ class World:
         account.set_limits(limits, self.clock.monotonic_us())
 
 
-def simulate(seed: int) -> World:
-    """Run a seed's world to its end. `violation` says what was wrong, if anything was."""
+def simulate(seed: int, more_events: tuple[str, ...] = ()) -> World:
+    """Run a seed's world to its end. `violation` says what was wrong, if anything was.
+
+    `more_events` are kinds of `scenario.PENDING_EVENTS` to mix in.
+    """
     directory = Path(
         tempfile.mkdtemp(prefix="headrace-simulation-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None)
     )
@@ -360,7 +374,7 @@ def simulate(seed: int) -> World:
     prompts()  # made once for all worlds, and not from the secrets of any
     try:
         with _seeded_secrets(random.Random(f"secrets {seed}")):
-            world = World(make_scenario(seed), directory / "data", loop)
+            world = World(make_scenario(seed, more_events), directory / "data", loop)
             (world.path / "progress").mkdir(parents=True)
             with _captured_logs(world):
                 try:
