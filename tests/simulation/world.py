@@ -256,6 +256,8 @@ class World:
         self.note("server stops", server.life)
         await asyncio.wait((server.process.spawn(server.stop(drain_s)),))
         server.process.kill()
+        for connection in server.connections:
+            connection.server_died()
         self.server = None
         with self.ledger() as connection:
             durable = list(find_records(connection)) if connection else []
