@@ -6,7 +6,7 @@ MODELS := $(VENV)/share/headrace/models
 GGUF := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev serve test check format bench accept kills overload lock clean
+.PHONY: help install dev serve test simulate simulate-bugs check format bench accept kills overload lock clean
 
 help: ## what can be done here
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -20,6 +20,12 @@ serve: install ## serve the built-in model on port 8080 until Ctrl-C
 
 test: dev ## the tests, about a minute
 	$(BIN)/python -m pytest $(ARGS)
+
+simulate: dev ## a thousand simulated worlds with faults and crashes, about a minute
+	$(BIN)/python -m tests.simulation $(ARGS)
+
+simulate-bugs: dev ## show that the simulation finds bugs planted on purpose
+	$(BIN)/python -m tests.simulation --all-bugs $(ARGS)
 
 check: dev ## formatting, lint, types, import rules
 	$(BIN)/ruff format --check .

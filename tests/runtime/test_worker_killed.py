@@ -80,6 +80,23 @@ def test_a_hung_engine_is_killed_and_its_requests_are_settled(tmp_path: Path) ->
         assert served.num_open() == 0
 
 
+def test_a_worker_with_a_hung_engine_leaves_when_its_server_is_killed(tmp_path: Path) -> None:
+    stuck = {"prefill_us_per_token": 20_000}
+    engine = {"max_batch_tokens": 1024, "target_step_ms": 60_000, "idle_step_ms": 60_000, "stub": stuck}
+    model = {"id": "stuck", "engine": engine}
+    data = tmp_path / "data"
+    with platform(data, models=[model]) as served:
+        chat = served.open_chat("water " * 1000)
+        until(lambda: served.metric("headrace_running") == 1)
+        children = served.children()
+        served.process.kill()
+        served.process.wait()
+        chat.close()
+        until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in children), what="no orphans")
+    with platform(data, models=[model]) as served:
+        assert [row["outcome"] for row in served.rows()] == ["recovered"]
+
+
 def test_a_server_stopped_beside_a_hung_worker_settles_from_its_file(tmp_path: Path) -> None:
     model = {"id": "slow", "engine": {"max_batch_size": 4, "max_context_tokens": 512, "stub": SLOW}}
     with platform(tmp_path / "data", models=[model], drain_s=0.5) as served:

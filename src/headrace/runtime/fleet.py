@@ -11,8 +11,9 @@ from headrace.core.messages import WorkerView
 from headrace.core.upstream import UpstreamReplica
 from headrace.errors import SetupError
 from headrace.http import HttpClient
+from headrace.runtime.child import Child
 from headrace.runtime.data_directory import DataDirectory
-from headrace.runtime.workers import Worker, default_model, model_path
+from headrace.runtime.workers import StartChild, Worker, default_model, model_path
 
 WORKER_STOP_SECONDS = 5.0
 """After the drain nothing runs any more; a worker that still does not end is killed."""
@@ -22,8 +23,16 @@ class Fleet:
     """Starts and stops what computes."""
 
     def __init__(
-        self, settings: Settings, core: Core, clock: Clock, data: DataDirectory, builtin_model: Path
+        self,
+        settings: Settings,
+        core: Core,
+        clock: Clock,
+        data: DataDirectory,
+        builtin_model: Path,
+        *,
+        start_child: StartChild = Child.start,
     ) -> None:
+        self._start_child = start_child
         self._settings = settings
         self._core = core
         self._clock = clock
@@ -51,6 +60,7 @@ class Fleet:
                     clock=self._clock,
                     sockets=self._data.sockets,
                     data=self._data.path,
+                    start_child=self._start_child,
                 )
                 self._workers.append(worker)
                 self._tasks.append(asyncio.ensure_future(worker.run()))

@@ -32,11 +32,11 @@ from headrace.identity import TENANT_KEY, KeyVerifier
 from headrace.runtime.admin import AdminProcess
 from headrace.runtime.data_directory import DataDirectory, RunningServer
 from headrace.runtime.fleet import Fleet
+from headrace.runtime.recovery import recover
 from headrace.runtime.workers import PROGRESS_SUFFIX
 from headrace.store.journal import Journal
 from headrace.telemetry.process import add_process_metrics
 from headrace.telemetry.request_log import RequestLog
-from headrace.worker.progress import is_released, read_records
 
 DEFAULT_TENANT = "default"
 BOOTSTRAP_KEY_SECONDS = 30 * 86_400
@@ -44,8 +44,6 @@ BOOTSTRAP_KEY_SECONDS = 30 * 86_400
 ACTOR = "serve"
 SETTLE_SECONDS = 5.0
 """After the drain, for records that are on their way."""
-ORPHAN_SECONDS_MAX = 15.0
-"""How long a start waits for a worker of an earlier life to end."""
 
 _log = structlog.get_logger()
 
@@ -139,18 +137,7 @@ class _Server:
 
     async def _recover(self) -> None:
         """Close what an earlier life left open."""
-        files = self._data.progress_files(PROGRESS_SUFFIX)
-        # A worker that was orphaned ends its attempts first; its file says what it really generated.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ORPHAN_SECONDS_MAX):
-                while not all(map(is_released, files)):  # noqa: ASYNC110 - another process lets go
-                    await asyncio.sleep(0.02)
-        for file in files:
-            if not is_released(file):
-                _log.error("orphaned_worker_still_runs", progress=file.name)
-        await self._core.recover(record for file in files for record in read_records(file))
-        for file in files:
-            file.unlink()
+        await recover(self._core, self._data.progress_files(PROGRESS_SUFFIX))
 
     def _start_metrics(self, stack: contextlib.AsyncExitStack) -> int:
         settings = self._settings

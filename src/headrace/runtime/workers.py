@@ -1,7 +1,9 @@
 """Keeps the embedded workers running: start, watch, read what a dead one left, start again."""
 
 import asyncio
+import contextlib
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -14,6 +16,7 @@ from headrace.core.messages import WorkerView
 from headrace.engine.loading import PROCESS_ENVIRONMENT
 from headrace.errors import ProtocolError, SetupError
 from headrace.runtime.child import Child, ChildDied
+from headrace.store.errors import StoreUnavailable
 from headrace.worker.link import WorkerLink
 from headrace.worker.process import Failed, Ready, WorkerOrders
 from headrace.worker.progress import read_records
@@ -36,6 +39,14 @@ _log = structlog.get_logger()
 _answer = msgspec.json.Decoder(Ready | Failed).decode
 
 
+class StartChild(Protocol):
+    """How a child process is started: `Child.start`, or a simulation's own."""
+
+    async def __call__(
+        self, role: str, orders: bytes, *, environment: dict[str, str] | None = None
+    ) -> Child: ...
+
+
 class Worker:
     """One supervised worker: a name that lives on while processes come and go."""
 
@@ -50,8 +61,10 @@ class Worker:
         clock: Clock,
         sockets: Path,
         data: Path,
+        start_child: StartChild = Child.start,
     ) -> None:
         self.worker_id = worker_id
+        self._start_child = start_child
         self._model = model
         self._model_path = model_path
         self._settings = settings
@@ -60,6 +73,8 @@ class Worker:
         self._sockets = sockets
         self._data = data
         self._life = 0
+        self._oldest_life = 1
+        """The first one whose progress file may still be there."""
         self._child: Child | None = None
         self._replica: EmbeddedReplica | None = None
         self._is_stopping = False
@@ -132,7 +147,7 @@ class Worker:
         self._life += 1
         self._progress(self._life).parent.mkdir(exist_ok=True)  # somebody may have cleaned up
         replica_id = self._replica_id(self._life)
-        child = self._child = await Child.start(
+        child = self._child = await self._start_child(
             "worker", msgspec.json.encode(self._orders()), environment=PROCESS_ENVIRONMENT
         )
         link: WorkerLink | None = None
@@ -212,16 +227,29 @@ class Worker:
             lost.cancel()
 
     def _hand_in(self, link: WorkerLink | None) -> None:
-        """Settle what the dead process was doing from what it noted.
-
-        Its file stays until the next life ends or the server stops: by then those records are in the
-        ledger. Should the server die before that, its next start reads the file again.
-        """
+        """Settle what the dead process was doing from what it noted."""
         if link is not None:
             link.break_off()
             link.deliver(read_records(self._progress(self._life)))
-        self._progress(self._life - 1).unlink(missing_ok=True)
         self._socket().unlink(missing_ok=True)
+        self._core.spawn(self._remove_files(self._life - 1))
+
+    async def _remove_files(self, last_life: int) -> None:
+        """Remove the files of lives up to this one, as far as the ledger has all they say.
+
+        Should the server die before that, its next start reads them again. An operation may stay open long
+        after its worker's death, for example while its client takes in slowly what there is of the answer.
+        """
+        journal = self._core.journal
+        is_open = {reservation.request_id for reservation in journal.open_reservations()}
+        with contextlib.suppress(StoreUnavailable):
+            await journal.flush()
+            for life in range(self._oldest_life, last_life + 1):
+                file = self._progress(life)
+                if any(record.attempt_id.rpartition(".")[0] in is_open for record in read_records(file)):
+                    return
+                file.unlink(missing_ok=True)
+                self._oldest_life = life + 1
 
     def _successor(self, is_final: bool) -> str | None:
         return None if is_final or self._is_stopping else self._replica_id(self._life + 1)

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import structlog
@@ -31,6 +31,10 @@ from headrace.worker.progress import ProgressFile
 from headrace.worker.prompt import PromptBuilder
 from headrace.worker.server import WorkerServer
 from headrace.worker.stats import StepStats
+
+ENGINE_STOP_SECONDS_MAX: Final = 5.0
+"""How long a worker that ends waits for its engine's step, then it leaves without. A start of the server
+waits longer than this for the workers of an earlier life."""
 
 _log = structlog.get_logger()
 
@@ -152,7 +156,11 @@ async def _serve(
             network.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)  # it is ending; a second request to do so says nothing new
         loop.stop()
-        await asyncio.to_thread(engine_thread.join)
+        await asyncio.to_thread(engine_thread.join, ENGINE_STOP_SECONDS_MAX)
+        if engine_thread.is_alive():
+            # Nothing can interrupt it. What it has computed is in the progress file, for whoever comes next.
+            _log.error("engine_hangs", waited_s=ENGINE_STOP_SECONDS_MAX)
+            os._exit(1)
         await server.stop()
         progress.close()
         metrics.shutdown()

@@ -1,0 +1,164 @@
+"""Bugs to plant, one at a time, so that the simulation can show that it would find them."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from headrace.core.admission import Admission
+from headrace.core.core import Core
+from headrace.core.embedded import EmbeddedAnswer
+from headrace.ledger.closing import Counts
+from headrace.ledger.records import OperationRecord
+from headrace.limits import book
+from headrace.limits.book import Account
+from headrace.limits.window import TokenWindow
+from headrace.store.journal import Journal
+from headrace.worker.link import Attempt as WorkerAttempt
+from headrace.worker.link import WorkerLink
+from headrace.worker.messages import Piece
+
+
+def _released_twice() -> Any:
+    """What an operation holds is given back twice when it is settled; the window takes it without a word."""
+
+    def trim(self: TokenWindow, tokens: int) -> None:
+        self.held = max(0, self.held - tokens)
+
+    def settle(self: TokenWindow, held: int, tokens: int, now_us: int) -> None:
+        self.trim(2 * held)
+        if tokens:
+            self.add(tokens, now_us)
+
+    return mock.patch.multiple(TokenWindow, trim=trim, settle=settle)
+
+
+def _refusal_charged() -> Any:
+    """A request that is refused counts in the rate."""
+    excess = Admission.excess
+
+    def charge(self: Admission, accounts: Any, ask: Any) -> Any:
+        found = excess(self, accounts, ask)
+        if found is not None:
+            for account in accounts:
+                if account.limits.rps is not None:
+                    account.rate.take(account.limits.rps, self._clock.monotonic_us())
+        return found
+
+    return mock.patch.object(Admission, "excess", charge)
+
+
+def _lost_cancel() -> Any:
+    """An abort never reaches the worker."""
+    return mock.patch.object(WorkerLink, "abort", lambda self, attempt: None)
+
+
+def _hold_kept() -> Any:
+    """A settlement counts what was used and forgets to give back the hold."""
+    settle = book.settle
+
+    def keep(accounts: Iterable[Account], *, held: int, used: int, now_us: int) -> None:
+        settle(accounts, held=0, used=used, now_us=now_us)
+
+    return mock.patch.object(book, "settle", keep)
+
+
+def _held_forgotten() -> Any:
+    """The window compares what was settled with the limit and leaves out what is held."""
+
+    def without_held(decide: Callable[..., Any]) -> Callable[..., Any]:
+        def decide_without(accounts: Iterable[Account], *arguments: Any) -> Any:
+            accounts = list(accounts)
+            held = [account.window.held for account in accounts]
+            for account in accounts:
+                account.window.held = 0
+            try:
+                return decide(accounts, *arguments)
+            finally:
+                for account, tokens in zip(accounts, held, strict=True):
+                    account.window.held = tokens
+
+        return decide_without
+
+    return mock.patch.multiple(
+        book, decide=without_held(book.decide), tightest_room=without_held(book.tightest_room)
+    )
+
+
+def _stale_window() -> Any:
+    """Settled tokens count for longer than a minute."""
+    used = TokenWindow.used
+    return mock.patch.object(TokenWindow, "used", lambda self, now_us: used(self, now_us - 5_000_000))
+
+
+def _concurrency_ignored() -> Any:
+    """Waiting requests start whatever the limits on running ones say."""
+    return mock.patch.object(book, "may_start", lambda accounts, *, is_stream: True)
+
+
+def _blind_recovery() -> Any:
+    """A start closes what was open without looking at what the workers noted."""
+    recover = Core.recover
+    return mock.patch.object(Core, "recover", lambda self, records: recover(self, ()))
+
+
+def _early_acknowledgement() -> Any:
+    """A worker is told to forget a record before the ledger has it."""
+    counts = EmbeddedAnswer.counts
+
+    async def counts_and_forget(self: EmbeddedAnswer) -> Counts:
+        found = await counts(self)
+        self.acknowledge()
+        return found
+
+    return mock.patch.object(EmbeddedAnswer, "counts", counts_and_forget)
+
+
+def _reply_before_record() -> Any:
+    """The ledger says that a record is durable before it is."""
+    settle = Journal.settle
+
+    def settle_at_once(self: Journal, record: OperationRecord) -> asyncio.Future[None]:
+        settle(self, record)
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    return mock.patch.object(Journal, "settle", settle_at_once)
+
+
+def _lost_piece() -> Any:
+    """Now and then a piece of text is not passed on."""
+    push = WorkerAttempt.push
+
+    def push_most(self: WorkerAttempt, event: Any) -> None:
+        if not (isinstance(event, Piece) and event.completion_tokens == 7):
+            push(self, event)
+
+    return mock.patch.object(WorkerAttempt, "push", push_most)
+
+
+BUGS: dict[str, Callable[[], Any]] = {
+    "released-twice": _released_twice,
+    "refusal-charged": _refusal_charged,
+    "lost-cancel": _lost_cancel,
+    "hold-kept": _hold_kept,
+    "held-forgotten": _held_forgotten,
+    "stale-window": _stale_window,
+    "concurrency-ignored": _concurrency_ignored,
+    "blind-recovery": _blind_recovery,
+    "early-acknowledgement": _early_acknowledgement,
+    "reply-before-record": _reply_before_record,
+    "lost-piece": _lost_piece,
+}
+
+
+@contextmanager
+def planted(bug: str | None) -> Iterator[None]:
+    """Run with this bug; with none if it is None."""
+    if bug is None:
+        yield
+        return
+    with BUGS[bug]():
+        yield

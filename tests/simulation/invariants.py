@@ -1,0 +1,180 @@
+"""What has to be true: for each answer, when all is quiet, and when the server has stopped."""
+
+from typing import Any
+
+from headrace.ledger.records import OperationRecord
+from headrace.store.ledger_file import find_record, find_records
+from headrace.store.verify import verify_ledger
+from tests.simulation.clients import Client, Reply
+from tests.simulation.server import SimulatedServer
+from tests.simulation.truth import MINUTE_US, Attempt
+
+GRAIN_US = 1_000
+"""The limiter keeps settlements of one millisecond together."""
+OUTCOMES = {
+    "worker_lost": "worker_lost",
+    "engine_error": "worker_error",
+    "deadline_exceeded": "timeout",
+    "shutting_down": "shutdown",
+}
+"""How an operation ends whose client got this error; all others are refusals."""
+LATER_US = (0, 10_000_000, 20_000_000, 30_000_000, 40_000_000, 50_000_000, 60_000_000)
+
+
+# --- what looks into the core: the only place that has to follow its insides ----------------------
+
+
+def is_busy(server: SimulatedServer) -> bool:
+    """Whether operations are open or still being closed."""
+    core = server.core
+    return bool(core._open or core._tasks or core.journal.num_pending)
+
+
+def leftovers(server: SimulatedServer) -> list[str]:
+    """What is still taken although nothing runs."""
+    core = server.core
+    found = [f"{one.request_id} is open" for one in core._open]
+    found += [
+        f"{model.model_id}: {model.queue.num_running} run, {model.queue.num_waiting} wait"
+        for model in core.models.values()
+        if model.queue.num_running or model.queue.num_waiting
+    ]
+    for account in core.admission._accounts.values():
+        name = f"{account.level} {account.account_id}"
+        if account.window.held:
+            found.append(f"{name} holds {account.window.held} tokens")
+        if account.running or account.streams:
+            found.append(f"{name}: {account.running} running, {account.streams} streams")
+    found += [f"{one.request_id} is open in the journal" for one in core.journal.open_reservations()]
+    return found
+
+
+def used_by_limiter(server: SimulatedServer, now_us: int) -> dict[tuple[str, str], int]:
+    """Tokens of the last minute as the limiter counts them."""
+    accounts = server.core.admission._accounts.values()
+    return {(one.level, one.account_id): one.window.used(now_us) for one in accounts}
+
+
+# --- the checks -----------------------------------------------------------------------------------
+
+
+def check_answer(world: Any, client: Client) -> None:
+    """A whole reply has arrived: its operation has ended, durably, as the reply says."""
+    reply = client.reply()
+    assert reply is not None
+    request_id = client.request_id
+    if request_id is None:
+        world.violated(f"client {client.plan.number} got a reply without a request id")
+        return
+    with world.ledger() as connection:
+        row = None if connection is None else find_record(connection, request_id)
+    is_good = reply.status == 200 and reply.error is None
+    if not is_good:
+        _check_refused(world, client, reply, row)
+        return
+    if row is None or row.outcome != "completed":
+        outcome = None if row is None else row.outcome
+        world.violated(f"client {client.plan.number} has its whole answer, and its row is {outcome}")
+        return
+    if reply.usage is not None and (
+        reply.usage["completion_tokens"] != row.completion_tokens
+        or reply.usage["prompt_tokens"] != row.prompt_tokens
+    ):
+        world.violated(f"{request_id}: the client was told {reply.usage}, the ledger has {row}")
+    attempt = world.truth.attempts[f"{request_id}.1"]
+    if reply.text != attempt.text():
+        world.violated(f"{request_id}: whole answer {reply.text!r}, generated {attempt.text()!r}")
+
+
+def _check_refused(world: Any, client: Client, reply: Reply, row: OperationRecord | None) -> None:
+    if reply.error is None:
+        world.violated(f"client {client.plan.number} got status {reply.status} without an error")
+    elif row is not None and row.outcome == "completed":
+        world.violated(
+            f"client {client.plan.number} was refused ({reply.error['code']}) and its row is completed"
+        )
+
+
+def check_quiet(world: Any) -> None:
+    """Faults are over and nobody waits: nothing may be taken, and the limiter agrees with the ledger."""
+    left = leftovers(world.server)
+    if left:
+        world.violated("all is quiet, and yet: " + "; ".join(left))
+        return
+    with world.ledger() as connection:
+        rows = list(find_records(connection))
+    for later_us in LATER_US:  # nothing more will be settled, so the future can be asked for as well
+        _check_windows(world, rows, later_us)
+
+
+def _check_windows(world: Any, rows: list[OperationRecord], later_us: int) -> None:
+    now_us, wall_us = world.clock.monotonic_us() + later_us, world.clock.wall_us() + later_us
+    for name, used in used_by_limiter(world.server, now_us).items():
+        ages = [(wall_us - row.end_ts, row) for row in rows if name in accounts_of(row)]
+        at_least = sum(tokens_of(row) for age_us, row in ages if age_us < MINUTE_US - GRAIN_US)
+        at_most = sum(tokens_of(row) for age_us, row in ages if age_us < MINUTE_US + GRAIN_US)
+        if not at_least <= used <= at_most:
+            world.violated(
+                f"{name}: the limiter counts {used} tokens in the last minute, the ledger {at_most}"
+            )
+
+
+def check_end(world: Any) -> None:
+    """The server has stopped: the ledger is whole and says what happened."""
+    verdict = verify_ledger(world.path / "ledger.db")
+    if verdict.differences:
+        world.violated("the ledger differs from its journal: " + "; ".join(verdict.differences))
+    if verdict.held:
+        world.violated(f"{verdict.held} operations are held at the end")
+    with world.ledger() as connection:
+        rows = {row.request_id: row for row in find_records(connection)}
+        reserved = {
+            one for (one,) in connection.execute("SELECT request_id FROM journal WHERE kind = 'reserve'")
+        }
+    truth = world.truth
+    for request_id, operation in truth.operations.items():
+        row = rows.get(request_id)
+        is_excused = operation.life in truth.crashed_lives and request_id not in reserved
+        if row is None:
+            if not is_excused:
+                world.violated(f"{request_id} was accepted and has no final row")
+            continue
+        _check_counts(world, row, truth.attempts.get(f"{request_id}.1"))
+    for request_id in truth.attempts:
+        if request_id.rpartition(".")[0] not in rows:
+            world.violated(f"{request_id} ran on a worker and has no row")
+    for request_id, code in truth.refused.items():
+        row = rows.get(request_id)
+        if row is not None and (tokens_of(row) or row.attempt_ids):
+            world.violated(f"{request_id} was refused ({code}) and is charged")
+    for client in world.clients:
+        _check_text(world, client)
+
+
+def _check_counts(world: Any, row: OperationRecord, attempt: Attempt | None) -> None:
+    generated = len(attempt.tokens) if attempt else 0
+    computed = attempt.computed if attempt else 0
+    if (row.completion_tokens, row.prompt_tokens) != (generated, computed):
+        world.violated(
+            f"{row.request_id} ({row.outcome}, {row.count_source}): the row has {row.prompt_tokens} + "
+            f"{row.completion_tokens} tokens, the engine computed {computed} and generated {generated}"
+        )
+
+
+def _check_text(world: Any, client: Client) -> None:
+    """What a client has seen is what its engine said, from the beginning and without a gap."""
+    reply = client.reply()
+    if reply is None or not reply.text:
+        return
+    attempt = world.truth.attempts.get(f"{client.request_id}.1")
+    text = attempt.text() if attempt else ""
+    if not text.startswith(reply.text):
+        world.violated(f"client {client.plan.number} has seen {reply.text!r}, generated was {text!r}")
+
+
+def accounts_of(row: OperationRecord) -> tuple[tuple[str, str], ...]:
+    return (("cluster", ""), ("model", row.model), ("tenant", row.tenant_id), ("key", row.api_key_id))
+
+
+def tokens_of(row: OperationRecord) -> int:
+    return row.prompt_tokens + row.completion_tokens
