@@ -31,6 +31,7 @@ from benchmarks.kills_evidence import (
     attempts_in,
     copy_progress,
     phases_at,
+    uncaught_errors,
     violations,
 )
 from benchmarks.kills_load import Chat, Server
@@ -51,6 +52,8 @@ CONFIG: dict[str, Any] = {
     "headers_after_ms": 50,
 }
 LONG = "Write the numbers from {} to five hundred in words, one after the other."
+EXPECTED_ERRORS = frozenset({"BrokenPipeError: [Errno 32] Broken pipe"})
+"""What a child says that becomes ready after its server was killed: ugly, and without consequences."""
 STILLBORN_SHARE = 0.25
 """Of the servers that are started after a kill, so many are killed while they start."""
 TRIGGERS = {
@@ -314,12 +317,14 @@ def main() -> int:
         kill.phases = phases_at(kill, ledger, attempts)
     show(trial.kills)
     wrong = trial.wrong + violations(ledger, attempts, trial.chats, trial.kills)
-    wrong += [text for text in trial.server.log.read_text().splitlines() if "Traceback" in text]
+    errors = uncaught_errors(trial.server.log)
+    wrong += [f"server log: {error}" for error in errors if error not in EXPECTED_ERRORS]
     missed = missed_by(trial.kills)
     outcomes = Counter((row["outcome"], row["count_source"]) for row in ledger.rows.values())
     print(f"\n{len(ledger.rows)} operations, {len(attempts)} attempts noted by workers; rows:")
     print(json.dumps({f"{outcome} {source}": count for (outcome, source), count in sorted(outcomes.items())}))
     print(f"servers killed once more while they started: {trial.num_stillborn}")
+    print(f"uncaught errors in the log: {dict(Counter(errors))}")
     print(f"seed {arguments.seed}, {time.monotonic() - began:.0f} s")
     for text in wrong:
         print(f"WRONG: {text}")
