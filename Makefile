@@ -47,7 +47,7 @@ kills: dev ## kill -9 sixty times under load on the real engine, then prove the 
 	$(BIN)/python -m benchmarks.kills $(ARGS)
 
 overload: dev ## ten times more clients than places: goodput, refusals, memory, a second tenant; a minute
-	$(BIN)/python -m benchmarks.overload $(ARGS)
+	$(BIN)/python -m benchmarks overload
 
 lock: dev ## renew the locked requirements from pyproject.toml
 	tools/lock.sh

@@ -273,3 +273,16 @@ def copy_progress(files: list[Path], directory: Path) -> None:
     for file in files:
         with contextlib.suppress(FileNotFoundError):
             shutil.copy2(file, directory / file.name)
+
+
+def uncaught_errors(log: Path) -> list[str]:
+    """The last line of each traceback in a log."""
+    errors = []
+    is_inside = False
+    for line in log.read_text().splitlines():
+        if line.startswith("Traceback "):
+            is_inside = True
+        elif is_inside and not line.startswith(" "):
+            errors.append(line[:200])
+            is_inside = False
+    return errors

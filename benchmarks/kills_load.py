@@ -90,6 +90,24 @@ class Server:
     def start(self) -> float:
         """Start and wait until it is ready; seconds that took."""
         began = time.monotonic()
+        process = self._launch()
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the server did not start, see {self.log}")
+        self.said = json.loads(line)
+        self.key = self.key or self.said["key"]
+        return time.monotonic() - began
+
+    def start_and_kill(self, after_s: float) -> None:
+        """Start, and kill it while it recovers and loads."""
+        self._launch()
+        time.sleep(after_s)
+        self.look_up_processes()
+        self.strike("server")
+        self.wait_until_dead("server")
+
+    def _launch(self) -> "subprocess.Popen[str]":
         command = [
             sys.executable,
             "-m",
@@ -101,21 +119,16 @@ class Server:
             "--admin-port",
             "0",
         ]
+        command += ["--data", str(self.data), "--config", str(self._config)]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
-                [*command, "--data", str(self.data), "--config", str(self._config)],
+                command,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 env={**os.environ, "OMP_WAIT_POLICY": "passive"},
             )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the server did not start, see {self.log}")
-        self.said = json.loads(line)
-        self.key = self.key or self.said["key"]
-        return time.monotonic() - began
+        return self._process
 
     def look_up_processes(self) -> None:
         """Find the processes to kill beforehand: looking takes longer than some phases last."""

@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import random
 import tempfile
 import time
@@ -37,6 +38,7 @@ TOKENS = 25
 STEP_US = 20_000
 WARM_UP_S = 3.0
 """At the beginning of a load, not counted."""
+LAG_EVERY_S = 0.01
 QUIET_SHORT_EVERY_S = 0.25
 QUIET_TOKENS = 5
 GOALS = {"goodput_ratio": 0.97, "refusal_p99_ms": 50.0, "memory_growth_ratio": 1.05}
@@ -94,14 +96,26 @@ async def _closed_loop(
                 refusals.append(now - sent)
             await asyncio.sleep(chance.uniform(*pause_ms) / 1000)
 
+    lags: list[float] = []
+    watching = asyncio.ensure_future(_watch_lag(lags))
     await asyncio.gather(*(one_after_another(number) for number in range(clients)))
+    watching.cancel()
     client.close()
     return {
+        "lag_s": lags,
         "answers_per_s": len(answers) / seconds,
         "answer_s": answers,
         "refusal_s": refusals,
         "statuses": dict(statuses),
     }
+
+
+async def _watch_lag(lags: list[float]) -> None:
+    """How late this process is itself: so much of every latency is its own."""
+    while True:
+        began = time.monotonic()
+        await asyncio.sleep(LAG_EVERY_S)
+        lags.append(time.monotonic() - began - LAG_EVERY_S)
 
 
 async def _steady(url: str, key: str, seconds: float) -> Result:
@@ -184,6 +198,7 @@ def main() -> None:
     parser.add_argument("--pause-ms", type=float, nargs=2, default=(50.0, 100.0), metavar=("MIN", "MAX"))
     arguments = parser.parse_args()
     pause_ms = (arguments.pause_ms[0], arguments.pause_ms[1])
+    load_before = round(os.getloadavg()[0], 2)
     with tempfile.TemporaryDirectory() as scratch, headrace(Path(scratch), config=CONFIG) as running:
         short = arguments.seconds / 3
         quiet_key = _tenant(running, "quiet")
@@ -207,11 +222,14 @@ def main() -> None:
         "clients": arguments.clients,
         "pause_after_refusal_ms": list(pause_ms),
         "seconds": arguments.seconds,
+        "machine": {"cores": os.cpu_count(), "load_average_before": load_before},
         "unloaded_answers_per_s": round(most["answers_per_s"], 1),
         "overloaded_answers_per_s": round(flood["answers_per_s"], 1),
         **figures,
         "refusals_per_s": round(len(refusals) / arguments.seconds, 1),
         "refusal_p50_ms": round(quantile(refusals, 0.5) * 1000, 1),
+        "clients_own_lag_p50_ms": round(quantile(flood["lag_s"], 0.5) * 1000, 1),
+        "clients_own_lag_p99_ms": round(quantile(flood["lag_s"], 0.99) * 1000, 1),
         "answer_p50_s": round(quantile(flood["answer_s"], 0.5), 3),
         "statuses": flood["statuses"],
         "server_memory": memory,
@@ -248,9 +266,9 @@ def _overloaded(
     quiet_key: str,
     arguments: argparse.Namespace,
     pause_ms: tuple[float, float],
-) -> tuple[list[Result], Result, dict[str, float], float]:
+) -> tuple[list[Result], Result, dict[str, Any], float]:
     """All clients; (loads, the other tenant, memory of the server process, its processor time)."""
-    memory = {"start_mb": resident_mb(running.pid)}
+    memory: dict[str, Any] = {"start_mb": resident_mb(running.pid)}
     before_s = _cpu_seconds(running.pid)
     share = arguments.clients // arguments.generators
     loads = [
@@ -258,10 +276,15 @@ def _overloaded(
         for number in range(arguments.generators)
     ]
     quiet = Load("steady", running.base_url, quiet_key, arguments.seconds)
-    time.sleep(10.0)
-    memory["after_10_s_mb"] = resident_mb(running.pid)
-    time.sleep(max(0.0, arguments.seconds + WARM_UP_S - 11.0))
-    memory["end_mb"] = resident_mb(running.pid)
+    series = []
+    for _ in range(int(arguments.seconds + WARM_UP_S) - 1):
+        time.sleep(1.0)
+        series.append(resident_mb(running.pid))
+    memory |= {
+        "after_10_s_mb": series[min(9, len(series) - 1)],
+        "end_mb": series[-1],
+        "every_second_mb": series,
+    }
     results = [load.result() for load in loads]
     return results, quiet.result(), memory, _cpu_seconds(running.pid) - before_s
 
@@ -303,6 +326,7 @@ def _merged(results: list[Result]) -> Result:
         "answers_per_s": sum(one["answers_per_s"] for one in results),
         "answer_s": [value for one in results for value in one["answer_s"]],
         "refusal_s": [value for one in results for value in one["refusal_s"]],
+        "lag_s": [value for one in results for value in one["lag_s"]],
         "statuses": dict(statuses),
     }
 
