@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Iterator
 
 from tests.simulation.bugs import BUGS, planted
-from tests.simulation.scenario import PENDING_EVENTS
 from tests.simulation.world import World, simulate
 
 TAIL = 60
@@ -69,7 +68,7 @@ Result = tuple[int, str | None, list[str]]
 
 def _results(seeds: Iterable[int], bug: str | None, arguments: argparse.Namespace) -> Iterator[Result]:
     length = 10**9 if arguments.verbose else TAIL
-    jobs = [(seed, bug, length, tuple(arguments.more_events)) for seed in seeds]
+    jobs = [(seed, bug, length) for seed in seeds]
     if arguments.jobs == 1 or len(jobs) == 1:
         yield from map(_run, jobs)
         return
@@ -77,11 +76,11 @@ def _results(seeds: Iterable[int], bug: str | None, arguments: argparse.Namespac
         yield from pool.imap(_run, jobs, chunksize=1 if bug else 10)
 
 
-def _run(job: tuple[int, str | None, int, tuple[str, ...]]) -> Result:
-    seed, bug, length, more_events = job
+def _run(job: tuple[int, str | None, int]) -> Result:
+    seed, bug, length = job
     gc.disable()  # what is collected when must not depend on earlier worlds
     with planted(bug):
-        world = simulate(seed, more_events)
+        world = simulate(seed)
     tail = tail_of(world, length) if world.violation is not None or length > TAIL else []
     violation = world.violation
     del world
@@ -96,14 +95,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--bug", choices=sorted(BUGS), help="plant a bug and look for it")
     parser.add_argument("--all-bugs", action="store_true", help="look for each planted bug")
-    parser.add_argument(
-        "--with",
-        dest="more_events",
-        action="append",
-        choices=PENDING_EVENTS,
-        default=[],
-        help="mix in faults that are not survived yet",
-    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--failures", type=int, default=5, help="stop after so many")
     parser.add_argument("--verbose", action="store_true", help="whole traces")

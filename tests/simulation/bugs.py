@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from headrace.core.admission import Admission
+from headrace.admission.controller import AdmissionController, Admitted, Applicant, LimitReached
 from headrace.core.core import Core
 from headrace.core.embedded import EmbeddedAnswer
+from headrace.core.watch import Watch
 from headrace.ledger.closing import Counts
 from headrace.ledger.records import OperationRecord
 from headrace.limits import book
@@ -36,17 +37,23 @@ def _released_twice() -> Any:
 
 def _refusal_charged() -> Any:
     """A request that is refused counts in the rate."""
-    excess = Admission.excess
+    accept = AdmissionController.accept
 
-    def charge(self: Admission, accounts: Any, ask: Any) -> Any:
-        found = excess(self, accounts, ask)
-        if found is not None:
-            for account in accounts:
+    def charge(self: AdmissionController, applicant: Applicant, now_us: int) -> Admitted:
+        try:
+            return accept(self, applicant, now_us)
+        except LimitReached:
+            for account in applicant.accounts:
                 if account.limits.rps is not None:
-                    account.rate.take(account.limits.rps, self._clock.monotonic_us())
-        return found
+                    account.rate.take(account.limits.rps, now_us)
+            raise
 
-    return mock.patch.object(Admission, "excess", charge)
+    return mock.patch.object(AdmissionController, "accept", charge)
+
+
+def _missed_expiry() -> Any:
+    """Nobody looks whether a lease has run out."""
+    return mock.patch.object(Watch, "_check_leases", lambda self, now_us: None)
 
 
 def _lost_cancel() -> Any:
@@ -141,6 +148,7 @@ def _lost_piece() -> Any:
 
 BUGS: dict[str, Callable[[], Any]] = {
     "released-twice": _released_twice,
+    "missed-expiry": _missed_expiry,
     "refusal-charged": _refusal_charged,
     "lost-cancel": _lost_cancel,
     "hold-kept": _hold_kept,

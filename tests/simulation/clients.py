@@ -46,6 +46,7 @@ class Plan:
     fault: str | None = None
     """`key`, `json` or `model`: a request that must be refused."""
     is_usage_wanted: bool = False
+    user: str | None = None
 
 
 @dataclass
@@ -93,6 +94,8 @@ class Client:
         }
         if plan.max_tokens is not None:
             body["max_tokens"] = plan.max_tokens
+        if plan.user is not None:
+            body["user"] = plan.user
         if plan.stop is not None:
             body["stop"] = plan.stop
         if plan.is_usage_wanted and plan.is_stream:
@@ -299,6 +302,7 @@ def make_plans(rng: random.Random, *, models: list[str], tenants: int, num: int,
             else rng.choice((500, 3000)),
             max_tokens=rng.randrange(60, 120) if is_long else max_tokens,
             is_usage_wanted=rng.random() < 0.3,
+            user=rng.choice((None, None, "ann", "bob")),
         )
         if rng.random() < 0.1:
             plan.stop = rng.choice((" mill", " rain water", "🌊"))

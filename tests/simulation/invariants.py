@@ -2,15 +2,19 @@
 
 from typing import Any
 
+from headrace.admission.invariants import check
+from headrace.config.limits import UNLIMITED
 from headrace.ledger.records import OperationRecord
 from headrace.store.ledger_file import find_record, find_records
 from headrace.store.verify import verify_ledger
 from tests.simulation.clients import Client, Reply
 from tests.simulation.server import SimulatedServer
-from tests.simulation.truth import MINUTE_US, Attempt
+from tests.simulation.truth import MINUTE_US, Attempt, accounts_of
 
 GRAIN_US = 1_000
 """The limiter keeps settlements of one millisecond together."""
+LEASE_GRACE_SECONDS = 3.0
+"""For so long after its end a lease may go unnoticed."""
 OUTCOMES = {
     "worker_lost": "worker_lost",
     "engine_error": "worker_error",
@@ -33,13 +37,13 @@ def is_busy(server: SimulatedServer) -> bool:
 def leftovers(server: SimulatedServer) -> list[str]:
     """What is still taken although nothing runs."""
     core = server.core
-    found = [f"{one.request_id} is open" for one in core._open]
+    found = [f"{request_id} is open" for request_id in core._open]
     found += [
         f"{model.model_id}: {model.queue.num_running} run, {model.queue.num_waiting} wait"
         for model in core.models.values()
         if model.queue.num_running or model.queue.num_waiting
     ]
-    for account in core.admission._accounts.values():
+    for account in core.controller.accounts.all():
         name = f"{account.level} {account.account_id}"
         if account.window.held:
             found.append(f"{name} holds {account.window.held} tokens")
@@ -49,10 +53,44 @@ def leftovers(server: SimulatedServer) -> list[str]:
     return found
 
 
+def check_state(server: SimulatedServer, now_us: int) -> str | None:
+    """What is wrong with the core's state machine right now; None if all is well."""
+    try:
+        check(server.core.controller, now_us)
+    except AssertionError as error:
+        return f"between two calls: {error}"
+    return None
+
+
+def forgotten(server: SimulatedServer, now_us: int) -> list[str]:
+    """Granted requests of which their worker has known nothing for longer than a lease may last."""
+    core = server.core
+    known = {
+        attempt_id
+        for worker in server.workers
+        if worker.returncode is None and worker._server is not None
+        for attempt_id in worker._server._attempts
+    }
+    over_us = int((core.settings.lease_s + LEASE_GRACE_SECONDS) * 1e6)
+    found = []
+    for operation in core.open_operations:
+        attempt = getattr(operation.answer, "_attempt", None)
+        if attempt is None or attempt.attempt_id in known or attempt.record.done():
+            server.forgotten_since_us.pop(operation.request_id, None)
+        elif now_us - server.forgotten_since_us.setdefault(operation.request_id, now_us) > over_us:
+            found.append(operation.request_id)
+    return found
+
+
 def used_by_limiter(server: SimulatedServer, now_us: int) -> dict[tuple[str, str], int]:
     """Tokens of the last minute as the limiter counts them."""
-    accounts = server.core.admission._accounts.values()
-    return {(one.level, one.account_id): one.window.used(now_us) for one in accounts}
+    accounts = server.core.controller.accounts.all()
+    # Inner levels are counted only where something is limited.
+    return {
+        (one.level, one.account_id): one.window.used(now_us)
+        for one in accounts
+        if one.level not in ("department", "user", "tenant_model") or one.limits != UNLIMITED
+    }
 
 
 # --- the checks -----------------------------------------------------------------------------------
@@ -81,7 +119,7 @@ def check_answer(world: Any, client: Client) -> None:
         or reply.usage["prompt_tokens"] != row.prompt_tokens
     ):
         world.violated(f"{request_id}: the client was told {reply.usage}, the ledger has {row}")
-    attempt = world.truth.attempts[f"{request_id}.1"]
+    attempt = world.truth.attempt_of_request(request_id)
     if reply.text != attempt.text():
         world.violated(f"{request_id}: whole answer {reply.text!r}, generated {attempt.text()!r}")
 
@@ -139,7 +177,7 @@ def check_end(world: Any) -> None:
             if not is_excused:
                 world.violated(f"{request_id} was accepted and has no final row")
             continue
-        _check_counts(world, row, truth.attempts.get(f"{request_id}.1"))
+        _check_counts(world, row, truth.attempt_of_request(request_id))
     for request_id in truth.attempts:
         if request_id.rpartition(".")[0] not in rows:
             world.violated(f"{request_id} ran on a worker and has no row")
@@ -166,15 +204,12 @@ def _check_text(world: Any, client: Client) -> None:
     reply = client.reply()
     if reply is None or not reply.text:
         return
-    attempt = world.truth.attempts.get(f"{client.request_id}.1")
+    attempt = world.truth.attempt_of_request(client.request_id)
     text = attempt.text() if attempt else ""
     if not text.startswith(reply.text):
         world.violated(f"client {client.plan.number} has seen {reply.text!r}, generated was {text!r}")
 
 
-def accounts_of(row: OperationRecord) -> tuple[tuple[str, str], ...]:
-    return (("cluster", ""), ("model", row.model), ("tenant", row.tenant_id), ("key", row.api_key_id))
-
-
 def tokens_of(row: OperationRecord) -> int:
-    return row.prompt_tokens + row.completion_tokens
+    """What limits count."""
+    return row.charged_prompt_tokens + row.charged_completion_tokens

@@ -3,8 +3,17 @@
 import random
 from dataclasses import dataclass, field
 
-from headrace.config.limits import UNLIMITED, Limits
-from headrace.config.settings import EngineSettings, ModelSettings, QueueSettings, Settings, StubTiming
+import msgspec
+
+from headrace.config.limits import UNLIMITED, LevelChanges, Limits, LimitValues
+from headrace.config.settings import (
+    EngineSettings,
+    LedgerSettings,
+    ModelSettings,
+    QueueSettings,
+    Settings,
+    StubTiming,
+)
 from tests.simulation.clients import Plan, make_plans
 
 SECONDS_MAX = 90.0
@@ -12,6 +21,9 @@ SECONDS_MAX = 90.0
 REQUEST_TIMEOUT_SECONDS = 45.0
 QUEUE_TIMEOUT_SECONDS = 8.0
 STEP_TIMEOUT_SECONDS = 6.0
+
+DEPARTMENT = "sales"
+USERS = ("ann", "bob")
 
 EVENTS = (
     "kill_worker",
@@ -25,12 +37,11 @@ EVENTS = (
     "slow",
     "stuck",
     "full_disk",
+    "doubled",
+    "dropped",
     "limits",
     "limits",
 )
-PENDING_EVENTS = ("doubled", "dropped")
-"""Faults that the worker protocol does not survive yet: it has no frame numbers. Dropped frames are played
-as cut connections meanwhile."""
 
 
 @dataclass
@@ -51,6 +62,8 @@ class Scenario:
     seed: int
     settings: Settings
     tenants: list[Limits]
+    levels: list[LevelChanges]
+    """For each tenant its limits of users, departments and models."""
     keys: list[Limits]
     """For each tenant two keys, each with the limits at its place here."""
     plans: list[Plan]
@@ -61,7 +74,7 @@ class Scenario:
     """How often a worker fails to start."""
 
 
-def make_scenario(seed: int, more_events: tuple[str, ...] = ()) -> Scenario:
+def make_scenario(seed: int) -> Scenario:
     """Everything about a world that its seed decides beforehand."""
     rng = random.Random(f"scenario {seed}")
     models = [_model(rng, f"m{number}") for number in range(rng.choice((1, 1, 2)))]
@@ -72,7 +85,15 @@ def make_scenario(seed: int, more_events: tuple[str, ...] = ()) -> Scenario:
         else UNLIMITED,
         default_max_tokens=rng.choice((12, 24, 200)),
         queue=QueueSettings(
-            length=rng.choice((2, 6, 64)), timeout_s=rng.choice((1.5, QUEUE_TIMEOUT_SECONDS))
+            length=rng.choice((2, 6, 64)),
+            tokens=rng.choice((600, 1_000_000)),
+            tenant_tokens=rng.choice((None, 400)),
+            timeout_s=rng.choice((1.5, QUEUE_TIMEOUT_SECONDS)),
+        ),
+        lease_s=rng.choice((1.0, 4.0, 30.0)),
+        ledger=LedgerSettings(
+            abort_policy=rng.choice(("generated", "delivered", "free_on_error")),
+            refusals_per_s=rng.choice((0, 2, 50)),
         ),
         headers_after_ms=rng.choice((0, 300, 2000)),
         keep_alive_ms=rng.choice((200, 1000)),
@@ -94,9 +115,10 @@ def make_scenario(seed: int, more_events: tuple[str, ...] = ()) -> Scenario:
         seed=seed,
         settings=settings,
         tenants=[_limits(rng) for _ in range(tenants)],
+        levels=[_levels(rng, models) for _ in range(tenants)],
         keys=[_limits(rng) if rng.random() < 0.3 else UNLIMITED for _ in range(tenants * 2)],
         plans=plans,
-        events=[_event(rng, over_s, EVENTS + 2 * more_events) for _ in range(rng.choice((0, 1, 2, 3, 4, 6)))],
+        events=[_event(rng, over_s, EVENTS) for _ in range(rng.choice((0, 1, 2, 3, 4, 6)))],
         bad_starts=rng.choice((0.0, 0.0, 0.2)),
     )
     for _ in range(rng.choice((0, 0, 1, 1, 2, 4))):
@@ -133,6 +155,22 @@ def _limits(rng: random.Random) -> Limits:
         tpm=rng.choice((150, 400, 1000, 2500)) if rng.random() < 0.4 else None,
         max_total_tokens=rng.choice((100, 400)) if rng.random() < 0.1 else None,
     )
+
+
+def _levels(rng: random.Random, models: list[ModelSettings]) -> LevelChanges:
+    """The second key of each tenant belongs to the department."""
+    user_limits = _values(_limits(rng)) if rng.random() < 0.3 else {}
+    return LevelChanges(
+        departments={DEPARTMENT: _values(_limits(rng)) if rng.random() < 0.3 else {}},
+        user_limits=user_limits,
+        users={USERS[0]: _values(_limits(rng))} if rng.random() < 0.2 and not user_limits else {},
+        model_limits={model.id: _values(_limits(rng)) for model in models if rng.random() < 0.2},
+    )
+
+
+def _values(limits: Limits) -> LimitValues:
+    values: LimitValues = msgspec.to_builtins(limits)
+    return values
 
 
 def random_limits(rng: random.Random) -> dict[str, float | None]:

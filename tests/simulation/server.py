@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from headrace.core.core import Core, NeedsCount
+from headrace.admission.controller import NeedsCount, NeedsTrim
+from headrace.core.core import Core
 from headrace.core.directory import Directory
 from headrace.core.metrics import CoreMetrics
 from headrace.errors import Refusal, SetupError
@@ -17,6 +18,7 @@ from headrace.gateway.identify import Identifier
 from headrace.http import HttpRequest
 from headrace.identity import TENANT_KEY, KeyVerifier
 from headrace.ledger.records import OperationRecord, Reservation
+from headrace.request.messages import Message
 from headrace.runtime.child import Child
 from headrace.runtime.fleet import Fleet
 from headrace.runtime.recovery import recover
@@ -26,7 +28,7 @@ from headrace.telemetry.request_log import RequestLog
 from headrace.worker.process import WorkerOrders
 from tests.simulation.clients import ClientConnection, serving
 from tests.simulation.virtual_loop import Process, VirtualClock
-from tests.simulation.worker import SimulatedWorker, child_of
+from tests.simulation.worker import SimulatedWorker, child_of, prompts
 
 DRAIN_SECONDS = 3.0
 SETTLE_SECONDS = 5.0
@@ -53,6 +55,8 @@ class SimulatedServer:
         self.has_ended = False
         self.connections: dict[ClientConnection, None] = {}
         self.workers: list[SimulatedWorker] = []
+        self.forgotten_since_us: dict[str, int] = {}
+        """Requests that their worker does not know (any more), and since when."""
         self._world = world
         self._data = DataPaths(world.path, life)
         self.process = Process(world.loop, f"server.{life}")
@@ -121,12 +125,13 @@ class SimulatedServer:
     def _observe(self) -> None:
         """Write down what crosses the core's border, and let the disk fail when the schedule says so."""
         world, core, journal, life = self._world, self.core, self.journal, self.life
-        accept, settle, write = core.accept, journal.settle, journal._file.write
+        accept, settle, late_settle = core.accept, journal.settle, journal.late_settle
+        write = journal._file.write
 
-        def observed_accept(reservation: Reservation, **options: Any) -> Any:
+        def observed_accept(reservation: Reservation, messages: list[Message], **options: Any) -> Any:
             try:
-                operation = accept(reservation, **options)
-            except NeedsCount:
+                operation = accept(reservation, messages, **options)
+            except (NeedsCount, NeedsTrim):
                 raise
             except Refusal as refusal:
                 world.note("refused", reservation.request_id, refusal.code)
@@ -134,7 +139,8 @@ class SimulatedServer:
                 raise
             held = operation.reservation.reserved_tokens
             world.note("accepted", reservation.request_id, held)
-            world.truth.accepted(operation.reservation, life)
+            most = len(prompts().build(messages)) + operation.size.maximum
+            world.truth.accepted(operation.reservation, life, held=min(held, most))
             world.client_of[reservation.request_id] = serving.get()
             return operation
 
@@ -144,11 +150,18 @@ class SimulatedServer:
             world.truth.settled(record)
             return done
 
+        def observed_late_settle(record: OperationRecord) -> asyncio.Future[None]:
+            done = late_settle(record)
+            world.note("settled late", record.request_id, record.completion_tokens)
+            world.truth.settled_late(record)
+            return done
+
         def observed_write(batch: Any) -> None:
             world.write_journal(write, batch)
 
         core.accept = observed_accept  # type: ignore[method-assign]
         journal.settle = observed_settle  # type: ignore[method-assign]
+        journal.late_settle = observed_late_settle  # type: ignore[method-assign]
         journal._file.write = observed_write  # type: ignore[method-assign]
 
     # --- ends ---------------------------------------------------------------------------------------

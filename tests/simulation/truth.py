@@ -47,11 +47,14 @@ class Attempt:
 class Operation:
     """An accepted request."""
 
-    def __init__(self, reservation: Reservation, accounts: tuple[AccountName, ...], life: int) -> None:
+    def __init__(
+        self, reservation: Reservation, accounts: tuple[AccountName, ...], life: int, held: int
+    ) -> None:
         self.request_id = reservation.request_id
         self.is_stream = reservation.mode == "stream"
-        self.reserved = self.held = reservation.reserved_tokens
-        """`held` is what the operation can still come to, once its worker has counted the prompt."""
+        self.reserved = reservation.reserved_tokens
+        self.held = held
+        """What the operation can still come to, its prompt counted."""
         self.accounts = accounts
         self.life = life
         self.num_settled = 0
@@ -120,10 +123,10 @@ class Truth:
 
     # --- the core's border ------------------------------------------------------------------------
 
-    def accepted(self, reservation: Reservation, life: int) -> None:
+    def accepted(self, reservation: Reservation, life: int, *, held: int) -> None:
         now_us = self._now_us()
-        names = _accounts_of(reservation)
-        operation = Operation(reservation, names, life)
+        names = accounts_of(reservation)
+        operation = Operation(reservation, names, life, held)
         if reservation.request_id in self.operations:
             self._violated(f"{reservation.request_id} was accepted twice")
         self.operations[operation.request_id] = operation
@@ -143,7 +146,7 @@ class Truth:
         self.refused[reservation.request_id] = refusal.code
         limit_type, level = refusal.details.get("limit_type"), refusal.details.get("level")
         now_us = self._now_us()
-        for name in _accounts_of(reservation):
+        for name in accounts_of(reservation):
             if name[0] != level:
                 continue
             account = self.account(*name)
@@ -162,7 +165,7 @@ class Truth:
     def settled(self, record: OperationRecord) -> None:
         """The journal was told how an operation ended."""
         operation = self.operations.get(record.request_id)
-        used = record.prompt_tokens + record.completion_tokens
+        used = record.charged_prompt_tokens + record.charged_completion_tokens
         if operation is None:
             if used or record.attempt_ids:
                 self._violated(f"{record.request_id} was never accepted and is charged {used} tokens")
@@ -177,6 +180,14 @@ class Truth:
             if used:
                 account.settled.append((now_us, used))
 
+    def settled_late(self, record: OperationRecord) -> None:
+        """What an expired operation used became known."""
+        operation = self.operations[record.request_id]
+        used = record.charged_prompt_tokens + record.charged_completion_tokens
+        for name in operation.accounts:
+            if used:
+                self.account(*name).settled.append((self._now_us(), used))
+
     def core_died(self, durable: Iterable[OperationRecord], monotonic_us: Callable[[int], int]) -> None:
         """What was held in memory is gone; what was settled is what the ledger has."""
         for account in self.accounts.values():
@@ -184,8 +195,8 @@ class Truth:
             account.settled.clear()
             account.tat_us = 0
         for record in durable:
-            used = record.prompt_tokens + record.completion_tokens
-            for name in _accounts_of(record):
+            used = record.charged_prompt_tokens + record.charged_completion_tokens
+            for name in accounts_of(record):
                 if used:
                     self.account(*name).settled.append((monotonic_us(record.end_ts), used))
 
@@ -227,6 +238,13 @@ class Truth:
         if operation is not None:
             for name in operation.accounts:
                 self.account(*name).on_workers.pop(operation.request_id, None)
+
+    def attempt_of_request(self, request_id: str) -> Attempt | None:
+        """The one attempt of a request that reached an engine; those sent back before do not count."""
+        found = [one for one in self.attempts.values() if one.attempt_id.rpartition(".")[0] == request_id]
+        if len(found) > 1:
+            self._violated(f"{request_id} reached engines {len(found)} times")
+        return found[0] if found else None
 
     def operation_of(self, attempt_id: str) -> Operation | None:
         return self.operations.get(attempt_id.rpartition(".")[0])
@@ -295,5 +313,17 @@ class ObservedLoop(EngineLoop):
         self.on_work()
 
 
-def _accounts_of(one: Reservation | OperationRecord) -> tuple[AccountName, ...]:
-    return (("cluster", ""), ("model", one.model), ("tenant", one.tenant_id), ("key", one.api_key_id))
+def accounts_of(one: Reservation | OperationRecord) -> tuple[AccountName, ...]:
+    tenant = one.tenant_id
+    names = [
+        ("cluster", ""),
+        ("model", one.model),
+        ("tenant", tenant),
+        ("tenant_model", f"{tenant}/{one.model}"),
+        ("key", one.api_key_id),
+    ]
+    if one.department is not None:
+        names.append(("department", f"{tenant}/{one.department}"))
+    if one.user_id is not None:
+        names.append(("user", f"{tenant}/{one.user_id}"))
+    return tuple(names)

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from headrace.config.limits import LevelChanges, Limits
 from headrace.core.directory import Directory
 from headrace.http import HttpRequest
 from headrace.store.ledger_file import find_records
@@ -28,9 +29,11 @@ from tests.simulation import invariants
 from tests.simulation.clients import NETWORK_SECONDS, Client, ClientConnection
 from tests.simulation.network import LATE_SECONDS_MAX, VirtualNetwork
 from tests.simulation.scenario import (
+    DEPARTMENT,
     QUEUE_TIMEOUT_SECONDS,
     REQUEST_TIMEOUT_SECONDS,
     STEP_TIMEOUT_SECONDS,
+    USERS,
     Event,
     Scenario,
     make_scenario,
@@ -47,6 +50,7 @@ ABORT_SECONDS_MAX = 1.0
 """In quiet times an engine computes no longer for a client that has left."""
 DISTURBED_SECONDS = STEP_TIMEOUT_SECONDS + LATE_SECONDS_MAX + 2.0
 """For so long after a fault times are not quiet."""
+LOOK_SECONDS = 0.25
 SHARED_MEMORY = Path("/dev/shm")
 BUG_EVENTS = frozenset(
     ("request_failed", "handler_failed", "operation_left_open", "prompt_failed", "orphaned_worker_still_runs")
@@ -121,6 +125,7 @@ class World:
 
     async def _course(self) -> None:
         self._start_server()
+        self._look()
         for plan in self.scenario.plans:
             client = Client(plan)
             self.clients.append(client)
@@ -136,6 +141,18 @@ class World:
         invariants.check_quiet(self)
         await self._stop_server(DRAIN_SECONDS)
         invariants.check_end(self)
+
+    def _look(self) -> None:
+        """Every now and then: is the core's state in order, and is nobody held for whom nobody works?"""
+        server = self.server
+        if server is not None and server.is_ready:
+            now_us = self.clock.monotonic_us()
+            wrong = invariants.check_state(server, now_us)
+            if wrong is not None:
+                self.violated(wrong)
+            for request_id in invariants.forgotten(server, now_us):
+                self.violated(f"{request_id} is still held although its lease is over")
+        self.loop.call_later(LOOK_SECONDS, self._look)
 
     async def _answers(self, seconds: float) -> None:
         try:
@@ -211,11 +228,18 @@ class World:
 
     def make_tenants(self, directory: Directory) -> None:
         for number, limits in enumerate(self.scenario.tenants):
-            directory.create_tenant(f"t{number}", None, limits=limits, actor="simulation")
+            levels = self.scenario.levels[number]
+            directory.create_tenant(f"t{number}", None, limits=limits, levels=levels, actor="simulation")
+            self._know_levels(number, levels)
             self.truth.account("tenant", f"t{number}").set_limits(limits, 0)
             for which in range(2):
                 key_limits = self.scenario.keys[number * 2 + which]
-                issued = directory.create_key(tenant=f"t{number}", limits=key_limits, actor="simulation")
+                issued = directory.create_key(
+                    tenant=f"t{number}",
+                    limits=key_limits,
+                    department=DEPARTMENT if which == 1 else None,
+                    actor="simulation",
+                )
                 self.keys.append(issued.key)
                 self.truth.account("key", issued.view.jti).set_limits(key_limits, 0)
         for model in self.scenario.settings.models:
@@ -223,6 +247,17 @@ class World:
         self.truth.account("cluster", "").set_limits(self.scenario.settings.limits, 0)
         for account in self.truth.accounts.values():
             account.history.clear()
+
+    def _know_levels(self, number: int, levels: LevelChanges) -> None:
+        inner = {
+            "department": levels.departments,
+            "tenant_model": levels.model_limits,
+            "user": dict.fromkeys(USERS, levels.user_limits) | levels.users,
+        }
+        for level, entries in inner.items():
+            for name, values in entries.items():
+                limits = msgspec.convert(values, Limits)
+                self.truth.account(level, f"t{number}/{name}").set_limits(limits, 0)
 
     def write_journal(self, write: Callable[[Any], None], batch: Any) -> None:
         if self._disk_fails:
@@ -364,11 +399,8 @@ class World:
         account.set_limits(limits, self.clock.monotonic_us())
 
 
-def simulate(seed: int, more_events: tuple[str, ...] = ()) -> World:
-    """Run a seed's world to its end. `violation` says what was wrong, if anything was.
-
-    `more_events` are kinds of `scenario.PENDING_EVENTS` to mix in.
-    """
+def simulate(seed: int) -> World:
+    """Run a seed's world to its end. `violation` says what was wrong, if anything was."""
     directory = Path(
         tempfile.mkdtemp(prefix="headrace-simulation-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None)
     )
@@ -376,7 +408,7 @@ def simulate(seed: int, more_events: tuple[str, ...] = ()) -> World:
     prompts()  # made once for all worlds, and not from the secrets of any
     try:
         with _seeded_secrets(random.Random(f"secrets {seed}")):
-            world = World(make_scenario(seed, more_events), directory / "data", loop)
+            world = World(make_scenario(seed), directory / "data", loop)
             (world.path / "progress").mkdir(parents=True)
             with _captured_logs(world):
                 try:

@@ -194,6 +194,7 @@ class AdmissionController:
 
     def trim(self, entry: Entry, total: int) -> None:
         """The exact prompt is known: hold no more than it and the longest answer need."""
+        assert total >= 0
         if entry.phase not in (Phase.WAITING, Phase.GRANTED):
             return
         entry.is_exact = True

@@ -216,10 +216,9 @@ class Core:
 
     async def _count_and_trim(self, operation: Operation) -> None:
         tokens = await self.count_prompt(operation.model.model_id, operation.messages)
-        estimate = operation.reservation.prompt_tokens_estimated
         total = operation.size.total
-        if tokens is not None and not operation.entry.is_exact:
-            total -= estimate - min(tokens, estimate)
+        if tokens is not None:
+            total = min(total, tokens + operation.size.maximum)
         self.controller.trim(operation.entry, total)
 
     def put_back(self, operation: Operation, busy: ReplicaBusy) -> None:
