@@ -61,7 +61,7 @@ class SilentAnswer:
         self.is_aborted = True
 
     async def counts(self) -> Counts:
-        return await self.known
+        return await asyncio.shield(self.known)
 
     def acknowledge(self) -> None:
         self.is_acknowledged = True

@@ -39,6 +39,7 @@ EVENTS = (
     "full_disk",
     "doubled",
     "dropped",
+    "mute",
     "limits",
     "limits",
 )

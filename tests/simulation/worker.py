@@ -49,6 +49,7 @@ class SimulatedWorker:
         self._progress: ProgressFile | None = None
         self._is_work_waiting = asyncio.Event()
         self._parent_gone = asyncio.Event()
+        self._muted: dict[str, None] = {}
         self._clock = VirtualClock(world.loop)
         self._process.spawn(self._main())
 
@@ -66,6 +67,16 @@ class SimulatedWorker:
             self.kill()
         elif self._server is not None:
             self._world.loop.call_soon(self._server.drain, context=self._process.context.copy())
+
+    def mute(self) -> str | None:
+        """Let the network thread forget an attempt that the engine goes on with. Which one; None if none is here."""
+        if self._server is None or not self._server._attempts:
+            return None
+        attempt_id = self._world.rng.choice(list(self._server._attempts))
+        del self._server._attempts[attempt_id]
+        self._muted[attempt_id] = None
+        self._world.truth.finished(attempt_id)  # nobody can count it any more
+        return attempt_id
 
     def parent_gone(self) -> None:
         """The end of standard input."""
@@ -203,9 +214,12 @@ class SimulatedWorker:
         """Told when the step has come so far; then the attempts that ended have left the worker."""
         assert self._server is not None
         assert self._engine_loop is not None
+        muted = self._muted
+        news.pieces = [one for one in news.pieces if one[1].attempt_id not in muted]
         for _, record in news.records:
             self._engine_loop.here.pop(record.attempt_id)
             self._world.truth.finished(record.attempt_id)
+        news.records = [one for one in news.records if one[1].attempt_id not in muted]
         self._world.loop.call_later(self._clock.offset_us / 1e6, self._server.publish, news)
 
 

@@ -79,6 +79,8 @@ class World:
         self.server: SimulatedServer | None = None
         self.clients: list[Client] = []
         self.keys: list[str] = []
+        self.muted: dict[str, None] = {}
+        """Attempts that their worker computes without telling anybody."""
         self.violation: str | None = None
         self.client_of: dict[str, Client | None] = {}
         self._unanswered = len(scenario.plans)
@@ -217,7 +219,7 @@ class World:
     def _computed(self, attempt: Attempt) -> None:
         """An engine has computed something for an attempt: does anybody still want it?"""
         client = self.client_of.get(attempt.attempt_id.rpartition(".")[0])
-        if client is None or client.left_s is None:
+        if client is None or client.left_s is None or attempt.attempt_id in self.muted:
             return
         now_s = self.loop.time()
         over_s = now_s - max(client.left_s, self._is_quiet_from_s)
@@ -337,7 +339,9 @@ class World:
             case "shaky":
                 self._for(event.for_s, "cut", 0.02 * event.pick)
             case "doubled" | "dropped":
-                self._for(event.for_s, event.kind, 0.05 * event.pick)
+                self._for(event.for_s, event.kind, 0.02 + 0.2 * event.pick)
+            case "mute":
+                self._mute()
             case "slow" | "stuck":
                 self._slow(event)
             case "full_disk":
@@ -377,6 +381,13 @@ class World:
     def _for(self, seconds: float, fault: str, chance: float) -> None:
         setattr(self.network.faults, fault, chance)
         self.loop.call_later(seconds, setattr, self.network.faults, fault, 0.0)
+
+    def _mute(self) -> None:
+        for worker in self.workers:
+            attempt_id = worker.mute()
+            if attempt_id is not None:
+                self.note("muted", attempt_id)
+                self.muted[attempt_id] = None
 
     def _slow(self, event: Event) -> None:
         if self.workers:

@@ -97,6 +97,8 @@ class Core:
         self._watch = Watch(self, settings)
         self._refusals = RefusalLog(journal, clock, metrics, per_s=settings.ledger.refusals_per_s)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._late: set[asyncio.Task[Any]] = set()
+        """Wait for the records of expired operations: for as long as their workers live, if need be."""
 
     # --- models and replicas: called by the supervisor ------------------------------------------------
 
@@ -263,11 +265,15 @@ class Core:
         assert operation.answer is not None
         operation.answer.abort()
         operation.interrupt(refusals.lease_expired())
+        if operation.closing is not None:
+            operation.closing.cancel()
         record = self._close(operation, EXPIRED, NOTHING)
         self.journal.settle(record)
         self._ended(operation, record)
         self.controller.expire(operation.entry, self.clock.monotonic_us())
-        self.spawn(self._settle_late(operation))
+        late = asyncio.get_running_loop().create_task(self._settle_late(operation))
+        self._late.add(late)
+        late.add_done_callback(self._late.discard)
         self._dispatch_all()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -281,7 +287,7 @@ class Core:
         """The operation waits for the journal no longer."""
         self._watch.journalled(operation)
 
-    def closing(self, operation: Operation) -> None:
+    def is_closing(self, operation: Operation) -> None:
         """The operation's task is done with it; what remains is the record."""
         self._watch.closing(operation)
 
@@ -317,11 +323,29 @@ class Core:
                     )
                 )
             )
+        for request_id, noted in by_request.items():
+            late = self._late_record(request_id, noted)
+            if late is not None:
+                durable.append(self.journal.late_settle(late))
         if durable:
             await asyncio.gather(*durable)
             _log.warning("operations_recovered", count=len(durable))
         self.accounts.restore(self.journal.settled_since(self.clock.wall_us() - WINDOW_US))
         return len(durable)
+
+    def _late_record(self, request_id: str, found: AttemptRecord) -> OperationRecord | None:
+        """The late record of an operation that expired in an earlier life; None if it did not."""
+        history = self.journal.expired(request_id)
+        if history is None or history.reservation is None:
+            return None
+        return close(
+            history.reservation,
+            LATE,
+            counts_of(found),
+            worker_id=history.record.worker_id,
+            end_ts=self.clock.wall_us(),
+            abort_policy=self.settings.ledger.abort_policy,
+        )
 
     def begin_stop(self, *, drain_s: float) -> None:
         """Accept nothing any more. What still runs after `drain_s` is going to be cut."""
@@ -344,6 +368,8 @@ class Core:
     async def stop(self) -> None:
         """Wait once more, after the workers are gone, and close whatever is left."""
         await self.settle_open(seconds=10)
+        if self._late:
+            await asyncio.wait(self._late, timeout=1)
         for operation in list(self._open.values()):
             _log.error("operation_left_open", request_id=operation.request_id)
             self.settle(operation, SHUTDOWN, NOTHING)

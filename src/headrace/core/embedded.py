@@ -1,5 +1,6 @@
 """A replica that is one of our own worker processes."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from headrace.api import refusals
@@ -123,7 +124,9 @@ class EmbeddedAnswer:
         self._replica.link.abort(self._attempt)
 
     async def counts(self) -> Counts:
-        outcome = await self._attempt.record
+        record = self._attempt.record
+        # Others may wait for it, too: whoever stops waiting must not end that.
+        outcome = record.result() if record.done() else await asyncio.shield(record)
         if not isinstance(outcome, AttemptRecord):
             return NOTHING
         return counts_of(outcome)

@@ -38,6 +38,7 @@ class Operation:
         "accepted_us",
         "answer",
         "attempts",
+        "closing",
         "counting",
         "entry",
         "granted_us",
@@ -67,6 +68,8 @@ class Operation:
         self.model = model
         self.reservation = reservation
         self.messages = messages
+        self.closing: asyncio.Task[None] | None = None
+        """Waits for the final counts, once nobody works on the request any more."""
         self.counting: asyncio.Task[None] | None = None
         """Finds out how long the prompt is, if somebody needs to know before the worker says so."""
         self.entry = entry
@@ -215,11 +218,10 @@ class Operation:
         """Settle once the counts are final; at once where nothing ran."""
         if self.answer is None:
             return self._core.settle(self, ending, NOTHING)
-        self._core.closing(self)
-        return self._core.spawn(self._abort_and_settle(self.answer, ending))
+        self._core.is_closing(self)
+        self.closing = self._core.spawn(self._abort_and_settle(self.answer, ending))
+        return self.closing
 
     async def _abort_and_settle(self, answer: Answer, ending: Ending) -> None:
         answer.abort()
-        counts = await answer.counts()
-        if self.record is None:  # its lease may have run out meanwhile
-            await self._core.settle(self, ending, counts)
+        await self._core.settle(self, ending, await answer.counts())

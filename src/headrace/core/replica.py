@@ -97,7 +97,9 @@ class Answer(Protocol):
         ...
 
     async def counts(self) -> Counts:
-        """What the attempt took, once that is final. Waits for a replica that is still stopping."""
+        """What the attempt took, once that is final. Waits for a replica that is still stopping; cancelling the
+        wait changes nothing.
+        """
         ...
 
     def acknowledge(self) -> None:

@@ -173,6 +173,13 @@ class Journal(GroupCommit):
         """
         return self._ended(request_id).row
 
+    def expired(self, request_id: str) -> History | None:
+        """What is known of an operation that expired and whose late record has not come; None of any other."""
+        history = None if request_id in self._open else self._history(request_id)
+        if history is None or history.record.outcome != "expired" or history.late is not None:
+            return None
+        return history
+
     def open_reservations(self) -> list[Reservation]:
         """All operations that have not ended, oldest first: at start, those to recover."""
         return [reservation for reservation, _ in self._open.values()]
