@@ -22,6 +22,17 @@ OUTCOMES = {
     "shutting_down": "shutdown",
 }
 """How an operation ends whose client got this error; all others are refusals."""
+OWN_FAULTS = frozenset(
+    (
+        "rate_limit_exceeded",
+        "context_length_exceeded",
+        "model_not_found",
+        "invalid_api_key",
+        "invalid_body",
+        "deadline_exceeded",
+    )
+)
+"""What a client can be told when all goes well."""
 LATER_US = (0, 10_000_000, 20_000_000, 30_000_000, 40_000_000, 50_000_000, 60_000_000)
 
 
@@ -177,6 +188,7 @@ def check_end(world: Any) -> None:
             if not is_excused:
                 world.violated(f"{request_id} was accepted and has no final row")
             continue
+        _check_times(world, row)
         _check_counts(world, row, truth.attempt_of_request(request_id))
     for request_id in truth.attempts:
         if request_id.rpartition(".")[0] not in rows:
@@ -187,6 +199,8 @@ def check_end(world: Any) -> None:
             world.violated(f"{request_id} was refused ({code}) and is charged")
     for client in world.clients:
         _check_text(world, client)
+        if world.is_quiet:
+            _check_served(world, client)
 
 
 def _check_counts(world: Any, row: OperationRecord, attempt: Attempt | None) -> None:
@@ -197,6 +211,25 @@ def _check_counts(world: Any, row: OperationRecord, attempt: Attempt | None) -> 
             f"{row.request_id} ({row.outcome}, {row.count_source}): the row has {row.prompt_tokens} + "
             f"{row.completion_tokens} tokens, the engine computed {computed} and generated {generated}"
         )
+
+
+def _check_times(world: Any, row: OperationRecord) -> None:
+    """Only where the worker lived: what one killed in a step has noted is ahead of its death."""
+    times = [row.queue_enter_ts, row.start_ts, row.first_token_ts, row.end_ts]
+    known = [one for one in times if one is not None]
+    if row.outcome == "completed" and known != sorted(known):
+        world.violated(f"{row.request_id}: its times are out of order: {times}")
+
+
+def _check_served(world: Any, client: Client) -> None:
+    """Nothing went wrong in this world, so nobody may hear that something did."""
+    if client.left_s is not None:
+        return
+    reply = client.reply()
+    if reply is None or not client.is_complete:
+        world.violated(f"client {client.plan.number} got no whole reply although nothing went wrong")
+    elif reply.error is not None and reply.error["code"] not in OWN_FAULTS:
+        world.violated(f"client {client.plan.number} got {reply.error} although nothing went wrong")
 
 
 def _check_text(world: Any, client: Client) -> None:

@@ -53,6 +53,13 @@ class VirtualNetwork:
         if self._transports:
             self.rng.choice(list(self._transports)).cut()
 
+    def stall_one(self, seconds: float) -> None:
+        """Hold up everything on one connection, both ways; it arrives afterwards, if anybody still listens."""
+        if self._transports:
+            transport = self.rng.choice(list(self._transports))
+            for side in (transport, transport.peer):
+                side.stalled_until_s = self.loop.time() + seconds
+
     async def _listen(self, factory: Callable[[], Any], path: str) -> "_Listener":
         process = _current.get()
         assert process is not None
@@ -106,6 +113,7 @@ class VirtualTransport(asyncio.Transport):
         self._loop = network.loop
         self.process = process
         self.name = name
+        self.stalled_until_s = 0.0
         self._last_arrival_s = 0.0
         self._is_closing = False
         self._is_lost = False
@@ -188,6 +196,6 @@ class VirtualTransport(asyncio.Transport):
             self._loop.call_later(delay_s, side.end, context=side.process.context)
 
     def _deliver(self, delay_s: float, callback: Callable[..., None], *args: Any) -> None:
-        arrival_s = max(self._loop.time() + delay_s, self._last_arrival_s + 1e-6)
+        arrival_s = max(self._loop.time() + delay_s, self.stalled_until_s, self._last_arrival_s + 1e-6)
         self._last_arrival_s = arrival_s
         self._loop.call_at(arrival_s, callback, *args, context=self.peer.process.context)

@@ -33,6 +33,7 @@ EVENTS = (
     "restart_server",
     "cut",
     "late",
+    "stall",
     "shaky",
     "slow",
     "stuck",
@@ -73,6 +74,13 @@ class Scenario:
     """Number of a trace entry: what dies right after it (`server` or `worker`)."""
     bad_starts: float = 0.0
     """How often a worker fails to start."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing goes wrong in it."""
+        engines = [model.engine.stub for model in self.settings.models]
+        has_faults = any(stub is not None and stub.fault_every_steps for stub in engines)
+        return not (self.events or self.crash_points or self.bad_starts or has_faults)
 
 
 def make_scenario(seed: int) -> Scenario:

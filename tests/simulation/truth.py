@@ -171,12 +171,16 @@ class Truth:
                 self._violated(f"{record.request_id} was never accepted and is charged {used} tokens")
             return
         operation.num_settled += 1
+        if operation.num_settled > 1:
+            self._violated(f"{record.request_id} was settled twice")
         if used > operation.held:
             self._violated(f"{record.request_id} held {operation.held} tokens and used {used}")
         now_us = self._now_us()
         for name in operation.accounts:
             account = self.account(*name)
             account.open.pop(record.request_id, None)
+            if record.outcome == "expired":  # a worker that cannot be heard may go on with it for a while
+                account.on_workers.pop(record.request_id, None)
             if used:
                 account.settled.append((now_us, used))
 
@@ -190,11 +194,15 @@ class Truth:
 
     def core_died(self, durable: Iterable[OperationRecord], monotonic_us: Callable[[int], int]) -> None:
         """What was held in memory is gone; what was settled is what the ledger has."""
+        for operation in self.operations.values():
+            operation.num_settled = 0
         for account in self.accounts.values():
             account.open.clear()
             account.settled.clear()
             account.tat_us = 0
         for record in durable:
+            if record.request_id in self.operations:
+                self.operations[record.request_id].num_settled = 1
             used = record.charged_prompt_tokens + record.charged_completion_tokens
             for name in accounts_of(record):
                 if used:

@@ -67,6 +67,7 @@ class World:
 
     def __init__(self, scenario: Scenario, path: Path, loop: VirtualLoop) -> None:
         self.scenario = scenario
+        self.is_quiet = scenario.is_quiet
         self.path = path
         self.loop = loop
         self.rng = random.Random(f"world {scenario.seed}")
@@ -279,11 +280,7 @@ class World:
         server.kill()
         self.server = None
         self.truth.crashed_lives.add(server.life)
-        with self.ledger() as connection:
-            since = self.clock.wall_us() - 60_000_000
-            durable = [one for one in find_records(connection) if one.end_ts > since] if connection else []
-        offset_us = self.clock.wall_us() - self.clock.monotonic_us()
-        self.truth.core_died(durable, lambda wall_us: wall_us - offset_us)
+        self._core_died()
         self._disturbed(1.0)
         self.loop.call_later(self.rng.uniform(0.1, 1.5), self._start_server)
 
@@ -296,6 +293,9 @@ class World:
         for connection in server.connections:
             connection.server_died()
         self.server = None
+        self._core_died()
+
+    def _core_died(self) -> None:
         with self.ledger() as connection:
             durable = list(find_records(connection)) if connection else []
         offset_us = self.clock.wall_us() - self.clock.monotonic_us()
@@ -336,6 +336,9 @@ class World:
                 self.network.cut_one()
             case "late":
                 self._for(event.for_s, "late", 0.02 + 0.3 * event.pick)
+            case "stall":
+                self._disturbed(4 * event.for_s)
+                self.network.stall_one(4 * event.for_s)
             case "shaky":
                 self._for(event.for_s, "cut", 0.02 * event.pick)
             case "doubled" | "dropped":
@@ -363,6 +366,8 @@ class World:
         self.loop.call_soon(lambda: self.loop.create_task(self._give_up()), context=self.loop.world.context)
 
     async def _give_up(self) -> None:
+        if self.server is None:
+            return  # it died of something else meanwhile, and is started again for that
         await self._stop_server(0.0)
         self.loop.call_later(0.5, self._start_server)
 
