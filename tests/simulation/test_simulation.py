@@ -35,19 +35,37 @@ def test_every_invariant_holds(first: int) -> None:
 def test_a_world_is_full_of_life() -> None:
     """Seeds in which nothing happens would prove nothing."""
     seen: dict[str, int] = {}
-    for seed in range(60):
+    for seed in range(150):
         for entry in simulate(seed).trace:
             words = [str(entry[1])]
             if entry[1] in ("settled", "refused"):
                 words.append(f"{entry[1]} {entry[3]}")
             for word in words:
                 seen[word] = seen.get(word, 0) + 1
-    for outcome in ("completed", "client_closed", "worker_lost", "worker_error", "timeout", "recovered"):
+    for outcome in (
+        "completed",
+        "client_closed",
+        "worker_lost",
+        "worker_error",
+        "timeout",
+        "recovered",
+        "expired",
+    ):
         assert seen.get(f"settled {outcome}", 0) >= 3, (outcome, seen)
     assert seen["refused rate_limit_exceeded"] > 20
     assert seen["refused ledger_unavailable"] > 0
-    for event in ("server died", "server stopped", "worker ended", "cut", "late"):
-        assert seen[event] >= 3, (event, seen)
+    for event in (
+        "server died",
+        "server stopped",
+        "worker ended",
+        "cut",
+        "late",
+        "dropped",
+        "doubled",
+        "muted",
+        "settled late",
+    ):
+        assert seen.get(event, 0) >= 3, (event, seen)
 
 
 def test_the_same_seed_is_the_same_world() -> None:

@@ -108,8 +108,9 @@ class _ToStructlog(logging.Handler):
 
 def _say(answer: dict[str, int | str]) -> None:
     """The one line that the supervisor waits for."""
-    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
-    sys.stdout.buffer.flush()
+    with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more; standard input says so as well
+        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+        sys.stdout.buffer.flush()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -27,6 +27,7 @@ from headrace.http import (
     data_of,
 )
 from headrace.ledger.closing import Counts
+from headrace.ledger.records import CountSource
 from headrace.request.messages import Message
 
 _PATH: Final = "/chat/completions"
@@ -221,7 +222,7 @@ class UpstreamAnswer:
             prompt, completion = usage.prompt_tokens, usage.completion_tokens
             cached = int((usage.prompt_tokens_details or {}).get("cached_tokens") or 0)
         return Counts(
-            source="upstream_usage" if usage else "chunks" if self._num_chunks else "none",
+            source=self._source(),
             attempt_ids=(self._task.attempt_id,),
             prompt_tokens=prompt,
             prompt_tokens_cached=cached,
@@ -231,6 +232,16 @@ class UpstreamAnswer:
             decode_us=max(0, self._end_ts - self._first_token_ts) if self._first_token_ts else 0,
             prefill_us=max(0, self._first_token_ts - (self._start_ts or 0)) if self._first_token_ts else 0,
         )
+
+    def _source(self) -> CountSource:
+        if self._usage is not None:
+            return "upstream_usage"
+        if self._num_chunks:
+            return "chunks"
+        if self._is_done:
+            _log.warning("upstream_gave_no_usage", upstream=self._replica.client.name)
+            return "unknown"
+        return "none"
 
     def acknowledge(self) -> None:
         """A foreign server keeps no records of ours."""

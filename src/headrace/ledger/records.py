@@ -29,6 +29,7 @@ CountSource = Literal[
     "progress_file",  # the worker died; its progress file said how far it was
     "upstream_usage",  # a foreign upstream's own usage figures
     "chunks",  # a foreign upstream that broke or was left early: content chunks counted by the gateway
+    "unknown",  # a foreign upstream that answered in full and gave no usage figures; counts are zero
     "none",  # never reached an engine; counts are zero
 ]
 

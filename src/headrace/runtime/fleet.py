@@ -18,6 +18,8 @@ from headrace.runtime.workers import StartChild, Worker, default_model, model_pa
 WORKER_STOP_SECONDS = 5.0
 """After the drain nothing runs any more; a worker that still does not end is killed."""
 
+UPSTREAM_GRACE_SECONDS = 1.0
+
 
 class Fleet:
     """Starts and stops what computes."""
@@ -100,8 +102,9 @@ class Fleet:
         client = HttpClient(
             model.upstream,
             connections_max=model.max_concurrent_requests,
-            head_timeout_s=self._settings.request_timeout_s,
-            idle_timeout_s=self._settings.request_timeout_s,
+            # A little more than the request's own deadline, so that this is what a client is told.
+            head_timeout_s=self._settings.request_timeout_s + UPSTREAM_GRACE_SECONDS,
+            idle_timeout_s=self._settings.request_timeout_s + UPSTREAM_GRACE_SECONDS,
             clock=self._clock,
         )
         upstream = UpstreamReplica(

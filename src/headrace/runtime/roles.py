@@ -10,6 +10,8 @@ def main() -> int:
     """Read the orders, run the role, return its exit status."""
     role = sys.argv[1] if len(sys.argv) == 2 else ""
     line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        return 1  # whoever was about to give the orders is gone
     if role == "worker":
         from headrace.worker.process import WorkerOrders, run_worker
 

@@ -124,6 +124,7 @@ class EngineLoop:
         self._tell()
         self._stats.step_ended(
             now_us=self._clock.monotonic_us(),
+            running=self.num_running,
             decoding=num_decoding,
             prefill_tokens=prefill_tokens,
             generated=self._drawn,

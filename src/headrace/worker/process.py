@@ -6,6 +6,7 @@ stops, leaving its progress file to be read by the next one.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -247,5 +248,6 @@ def _resident_bytes() -> int:
 
 
 def _say(message: Ready | Failed) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
-    sys.stdout.buffer.flush()
+    with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more; standard input says so as well
+        sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+        sys.stdout.buffer.flush()

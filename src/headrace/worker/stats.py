@@ -86,6 +86,7 @@ class StepStats:
         self,
         *,
         now_us: int,
+        running: int,
         decoding: int,
         prefill_tokens: int,
         generated: int,
@@ -98,8 +99,8 @@ class StepStats:
         self._began_us = 0
         self._waiting.set(waiting)
         self._kv.set(kv_tokens * self._kv_bytes_per_token)
+        self._running.set(running)
         if not decoding and not prefill_tokens:
-            self._running.set(0)
             return
         self.steps += 1
         self.tokens_generated += generated
@@ -108,7 +109,6 @@ class StepStats:
         self._overhead.observe(max(0.0, seconds - compute_s - sample_s))
         self._compute.inc(compute_s)
         self._sample.inc(sample_s)
-        self._running.set(decoding)
         if decoding:
             self._batch.observe(decoding)
             if decoding > self._running_peak:
