@@ -132,7 +132,6 @@ class VirtualTransport(asyncio.Transport):
         self._sent += 1
         chance = network.rng.random()
         if chance < faults.cut:
-            network.note("cut", self.name, self._sent)
             self.cut()
             return
         chance = network.rng.random()
@@ -190,6 +189,7 @@ class VirtualTransport(asyncio.Transport):
 
     def cut(self) -> None:
         """Both sides find the connection broken, each in its time; what is under way is lost."""
+        self._network.note("cut", self.name, self._sent)
         for side in (self, self.peer):
             side._is_closing = True
             delay_s = self._network.rng.uniform(0.0, 0.05)
