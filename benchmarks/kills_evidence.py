@@ -130,6 +130,10 @@ class _Record:
         self.ended_ts = fields["ended_ts"]
 
 
+ENDS = ("settle", "void", "expire")
+"""Entries of the journal that end a reservation."""
+
+
 class Ledger:
     """The ledger's file, read once."""
 
@@ -145,10 +149,10 @@ class Ledger:
             self.settled: Counter[str] = Counter()
             self.settled_us: dict[str, int] = {}
             for row in database.execute("SELECT at_us, kind, request_id FROM journal"):
-                if row["kind"] == "settle":
+                if row["kind"] in ENDS:
                     self.settled[row["request_id"]] += 1
                     self.settled_us[row["request_id"]] = row["at_us"]
-                else:
+                elif row["kind"] == "reserve":
                     self.reserved[row["request_id"]] += 1
 
     def verify(self) -> list[str]:
