@@ -210,6 +210,17 @@ def test_a_missing_maximum_is_cut_to_what_fits_and_that_is_said(served: Platform
     assert "x-max-tokens" not in Tenant(served).chat(max_tokens=2).headers
 
 
+def test_a_server_may_require_a_maximum(tmp_path: Path) -> None:
+    with platform(tmp_path, require_max_tokens=True) as strict:
+        refused = strict.chat("go")
+        assert (refused.status, refused.error["code"], refused.error["param"]) == (
+            400,
+            "invalid_value",
+            "max_tokens",
+        )
+        assert strict.chat("go", max_completion_tokens=2).status == 200
+
+
 def test_one_at_a_time_and_a_refusal_consumes_nothing(served: Platform) -> None:
     tenant = Tenant(served, concurrency=1, rps=10)
     body = {"model": "stub", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 300}

@@ -176,6 +176,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What all requests of all tenants together may take. Tenants and keys have limits of their own."""
     default_max_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 4096
     """Most tokens of an answer for which the client set no maximum; the context and the limits may make it less."""
+    require_max_tokens: bool = False
+    """Refuse requests that set no maximum, instead of choosing one."""
     queue: QueueSettings = QueueSettings()
     headers_after_ms: Annotated[int, msgspec.Meta(ge=0, le=600_000)] = 5_000
     """A stream's headers wait so long for a worker, so that a refusal keeps its status; then keep-alives."""

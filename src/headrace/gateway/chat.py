@@ -43,6 +43,8 @@ class ChatCompletions:
     async def __call__(self, exchange: Exchange, identity: Identity) -> None:
         require_scope(identity, "chat:read")
         call = chat.decode(_json_body(exchange))
+        if call.max_tokens is None and self._settings.require_max_tokens:
+            raise refusals.invalid_value("max_tokens", "This server requires a maximum: set max_tokens.")
         if call.is_stream:
             require_scope(identity, "chat:stream")
         exchange.model = call.model
