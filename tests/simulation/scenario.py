@@ -16,6 +16,7 @@ STEP_TIMEOUT_SECONDS = 6.0
 EVENTS = (
     "kill_worker",
     "kill_computing",
+    "kill_writing",
     "kill_server",
     "kill_server",
     "restart_server",

@@ -5,6 +5,7 @@ returned or refused, the journal was told that an operation ended). From these a
 limits is kept; it never looks at the limiter's own counters.
 """
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,6 +17,7 @@ from headrace.errors import Refusal
 from headrace.ledger.records import OperationRecord, Reservation
 from headrace.request.sampling import Sampling
 from headrace.worker.loop import EngineLoop
+from headrace.worker.progress import ProgressFile, _pack
 from headrace.worker.sequence import Sequence
 
 MINUTE_US = 60_000_000
@@ -34,12 +36,21 @@ class Attempt:
         self.attempt_id = attempt_id
         self.computed = 0
         self.tokens: list[int] = []
-        self.last_us = 0
+        self.before = (0, 0)
+        """Prompt tokens computed and tokens drawn before the last call of the engine."""
+        self.is_unsure = False
+        """Its worker died while it noted that call: it may count or not."""
         self._stop = stop
 
-    def text(self) -> str:
-        """All that a client may have been shown."""
-        text = b"".join(map(_vocabulary.token_bytes, self.tokens)).decode()
+    @property
+    def counts(self) -> set[tuple[int, int]]:
+        """(prompt tokens computed, tokens drawn): what may be charged. One, unless it is unsure."""
+        now = (self.computed, len(self.tokens))
+        return {now, self.before} if self.is_unsure else {now}
+
+    def text(self, num_tokens: int | None = None) -> str:
+        """All that a client may have been shown, of so many tokens."""
+        text = b"".join(map(_vocabulary.token_bytes, self.tokens[:num_tokens])).decode()
         found = [at for stop in self._stop if (at := text.find(stop)) >= 0]
         return text[: min(found)] if found else text
 
@@ -251,10 +262,14 @@ class ObservedEngine(StubEngine):
     calls_left: int | None = None
     """After so many calls the process dies in one."""
 
-    def observe(self, truth: Truth, now_us: Callable[[], int]) -> None:
+    def observe(self, truth: Truth) -> None:
         self._truth = truth
-        self._now_us = now_us
         self._attempts: dict[int, Attempt] = {}
+
+    def is_unsure(self) -> None:
+        """The process died while it noted what this engine computed last."""
+        for attempt in self._attempts.values():
+            attempt.is_unsure = True
 
     def open(self, slot: int, sampling: Sampling) -> None:
         super().open(slot, sampling)
@@ -269,13 +284,34 @@ class ObservedEngine(StubEngine):
         span: Span
         for span, token in zip(spans, done.tokens, strict=True):
             attempt = self._attempts[span.slot]
-            attempt.last_us = self._now_us()
+            attempt.before = (attempt.computed, len(attempt.tokens))
             if not attempt.tokens:
                 attempt.computed += len(span.tokens)
             if token >= 0:
                 attempt.tokens.append(token)
             self._truth.on_token(attempt)
         return done
+
+
+class DyingProgressFile(ProgressFile):
+    """The progress file; the process may die in the middle of a write of the engine thread."""
+
+    writes_left: int | None = None
+    written_part = 0.0
+
+    def acknowledged(self, attempt_ids: list[str]) -> None:
+        writes_left, self.writes_left = self.writes_left, None
+        super().acknowledged(attempt_ids)
+        self.writes_left = writes_left
+
+    def _append(self, entries: Any) -> None:
+        if self.writes_left is not None:
+            self.writes_left -= 1
+            if self.writes_left <= 0:
+                data = b"".join(map(_pack, entries))
+                os.write(self._file, data[: int(len(data) * self.written_part)])
+                raise Died
+        super()._append(entries)
 
 
 class ObservedLoop(EngineLoop):

@@ -290,7 +290,9 @@ class World:
             case "kill_worker":
                 self._kill_a_worker()
             case "kill_computing":
-                self._kill_computing(1 + int(8 * event.pick))
+                self._kill_in_step(event, is_writing=False)
+            case "kill_writing":
+                self._kill_in_step(event, is_writing=True)
             case "kill_server":
                 self._kill_server()
             case "restart_server":
@@ -335,12 +337,22 @@ class World:
         if self.workers:
             self.rng.choice(self.workers).kill()
 
-    def _kill_computing(self, calls: int) -> None:
-        """The next worker that computes dies in its engine, before it has noted anything of that call."""
-        engines = [worker.engine for worker in self.workers if worker.engine is not None]
-        if engines:
-            self._disturbed(60.0)
-            self.rng.choice(engines).calls_left = calls
+    def _kill_in_step(self, event: Event, *, is_writing: bool) -> None:
+        """A worker dies soon in its engine, before anything of that call is noted, or while it notes it."""
+        self._disturbed(60.0)
+        workers = [
+            worker for worker in self.workers if worker.engine is not None and worker.progress is not None
+        ]
+        if not workers:
+            return
+        worker = self.rng.choice(workers)
+        calls = 1 + int(8 * event.pick)
+        assert worker.engine is not None and worker.progress is not None
+        if is_writing:
+            worker.progress.writes_left = calls
+            worker.progress.written_part = self.rng.random()
+        else:
+            worker.engine.calls_left = calls
 
     def _for(self, seconds: float, fault: str, chance: float) -> None:
         setattr(self.network.faults, fault, chance)
