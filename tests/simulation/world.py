@@ -329,6 +329,8 @@ class World:
         self.loop.call_soon(lambda: self.loop.create_task(self._give_up()), context=self.loop.world.context)
 
     async def _give_up(self) -> None:
+        if self.server is None:  # it died in the same moment
+            return
         await self._stop_server(0.0)
         self.loop.call_later(0.5, self._start_server)
 
