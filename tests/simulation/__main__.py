@@ -12,8 +12,9 @@ import time
 from collections.abc import Iterable, Iterator
 
 from tests.simulation.bugs import BUGS, planted
+from tests.simulation.run import simulate
 from tests.simulation.scenario import PENDING_EVENTS
-from tests.simulation.world import World, simulate
+from tests.simulation.world import World
 
 TAIL = 60
 """Entries of the trace that a failure shows."""

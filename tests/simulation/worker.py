@@ -23,7 +23,7 @@ from headrace.worker.process import ENGINE_STOP_SECONDS_MAX, Failed, Ready, Work
 from headrace.worker.prompt import PromptBuilder
 from headrace.worker.server import WorkerServer
 from headrace.worker.stats import StepStats
-from tests.simulation.truth import Died, DyingProgressFile, ObservedEngine, ObservedLoop
+from tests.simulation.observed import Died, DyingProgressFile, ObservedEngine, ObservedLoop
 from tests.simulation.virtual_loop import Process, VirtualClock
 
 
