@@ -17,6 +17,7 @@ from tests.simulation.virtual_loop import Stalled, VirtualLoop
 from tests.simulation.worker import prompts
 from tests.simulation.world import Violation, World
 
+PREFIX = "headrace-simulation-"
 SHARED_MEMORY = Path("/dev/shm")
 BUG_EVENTS = frozenset(
     ("request_failed", "handler_failed", "operation_left_open", "prompt_failed", "orphaned_worker_still_runs")
@@ -24,14 +25,12 @@ BUG_EVENTS = frozenset(
 """Log events that only a bug of ours can cause."""
 
 
-def simulate(seed: int, more_events: tuple[str, ...] = ()) -> World:
+def simulate(seed: int, more_events: tuple[str, ...] = (), *, parent: Path | None = None) -> World:
     """Run a seed's world to its end. `violation` says what was wrong, if anything was.
 
     `more_events` are kinds of `scenario.PENDING_EVENTS` to mix in.
     """
-    directory = Path(
-        tempfile.mkdtemp(prefix="headrace-simulation-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None)
-    )
+    directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent or directory_for_worlds()))
     loop = VirtualLoop()
     prompts()  # made once for all worlds, and not from the secrets of any
     try:
@@ -45,9 +44,24 @@ def simulate(seed: int, more_events: tuple[str, ...] = ()) -> World:
                     pass
                 except Stalled:
                     world.violation = "nothing can happen any more, and somebody still waits"
+                finally:
+                    _let_go(world)
         return world
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def directory_for_worlds() -> Path | None:
+    """Memory, where there is some that looks like a disk; else the usual place."""
+    return SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+
+
+def _let_go(world: World) -> None:
+    """A world that ended early has open files."""
+    if world.server is not None:
+        world.server.let_go()
+    for worker in world.workers:
+        worker.let_go()
 
 
 @contextmanager

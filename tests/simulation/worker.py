@@ -78,10 +78,14 @@ class SimulatedWorker:
             return
         self._process.kill()
         self._world.network.lose(self._process)
+        self.let_go()
+        self._ended(-9)
+
+    def let_go(self) -> None:
+        """What the kernel does with a dead process's files."""
         if self.progress is not None and self.progress._file >= 0:
             os.close(self.progress._file)
             self.progress._file = -1
-        self._ended(-9)
 
     def _ended(self, status: int) -> None:
         self._world.note("worker ended", self.name, status)
