@@ -8,11 +8,14 @@ import gc
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from tests.simulation.bugs import BUGS, planted
-from tests.simulation.world import World, simulate
+from tests.simulation.run import PREFIX, directory_for_worlds, simulate
+from tests.simulation.world import World
 
 TAIL = 60
 """Entries of the trace that a failure shows."""
@@ -20,6 +23,13 @@ TAIL = 60
 
 def main() -> int:
     arguments = _arguments()
+    # One directory for all worlds, so that nothing stays of those that are broken off.
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=directory_for_worlds()) as parent:
+        arguments.parent = Path(parent)
+        return _main(arguments)
+
+
+def _main(arguments: argparse.Namespace) -> int:
     if arguments.all_bugs:
         return max([_hunt(bug, arguments) for bug in BUGS])
     if arguments.bug:
@@ -68,7 +78,7 @@ Result = tuple[int, str | None, list[str]]
 
 def _results(seeds: Iterable[int], bug: str | None, arguments: argparse.Namespace) -> Iterator[Result]:
     length = 10**9 if arguments.verbose else TAIL
-    jobs = [(seed, bug, length) for seed in seeds]
+    jobs = [(seed, bug, length, arguments.parent) for seed in seeds]
     if arguments.jobs == 1 or len(jobs) == 1:
         yield from map(_run, jobs)
         return
@@ -76,11 +86,11 @@ def _results(seeds: Iterable[int], bug: str | None, arguments: argparse.Namespac
         yield from pool.imap(_run, jobs, chunksize=1 if bug else 10)
 
 
-def _run(job: tuple[int, str | None, int]) -> Result:
-    seed, bug, length = job
+def _run(job: tuple[int, str | None, int, Path]) -> Result:
+    seed, bug, length, parent = job
     gc.disable()  # what is collected when must not depend on earlier worlds
     with planted(bug):
-        world = simulate(seed)
+        world = simulate(seed, parent=parent)
     tail = tail_of(world, length) if world.violation is not None or length > TAIL else []
     violation = world.violation
     del world

@@ -19,6 +19,7 @@ from headrace.store.journal import Journal
 from headrace.worker.link import Attempt as WorkerAttempt
 from headrace.worker.link import WorkerLink
 from headrace.worker.messages import Piece
+from headrace.worker.progress import ProgressFile
 
 
 def _released_twice() -> Any:
@@ -146,6 +147,17 @@ def _lost_piece() -> Any:
     return mock.patch.object(WorkerAttempt, "push", push_most)
 
 
+def _late_progress() -> Any:
+    """The progress file is a token behind what has been told."""
+    advanced = ProgressFile.advanced
+
+    def behind(self: ProgressFile, counts: list[tuple[str, int, int]], *, wall_us: int) -> None:
+        late = [(attempt_id, computed, max(0, drawn - 1)) for attempt_id, computed, drawn in counts]
+        advanced(self, late, wall_us=wall_us)
+
+    return mock.patch.object(ProgressFile, "advanced", behind)
+
+
 BUGS: dict[str, Callable[[], Any]] = {
     "released-twice": _released_twice,
     "missed-expiry": _missed_expiry,
@@ -159,6 +171,7 @@ BUGS: dict[str, Callable[[], Any]] = {
     "early-acknowledgement": _early_acknowledgement,
     "reply-before-record": _reply_before_record,
     "lost-piece": _lost_piece,
+    "late-progress": _late_progress,
 }
 
 

@@ -28,6 +28,7 @@ USERS = ("ann", "bob")
 EVENTS = (
     "kill_worker",
     "kill_computing",
+    "kill_writing",
     "kill_server",
     "kill_server",
     "restart_server",

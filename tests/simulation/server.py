@@ -180,11 +180,15 @@ class SimulatedServer:
             if worker.returncode is None:
                 delay_s = self._world.rng.uniform(0.0, 0.6)
                 self._world.loop.call_later(delay_s, worker.parent_gone)
+        self.let_go()
+        self._world.note("server died", self.life)
+
+    def let_go(self) -> None:
+        """What the kernel does with a dead process's files."""
         if hasattr(self, "journal"):
             _let_go(self.journal)
         if hasattr(self, "directory"):
             self.directory.close()
-        self._world.note("server died", self.life)
 
     async def stop(self, drain_s: float) -> None:
         """As `serve` stops: drain, settle, stop the workers, close the stores. Call in the server's process."""
@@ -217,7 +221,7 @@ class SimulatedServer:
 
 
 def _let_go(journal: Journal) -> None:
-    """What the kernel does with a dead process's files: nothing is written, locks end."""
+    """Nothing is written, locks end."""
     journal._threads.shutdown(wait=False)
     journal._checkpointer.close()
     journal._file.close()

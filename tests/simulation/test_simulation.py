@@ -9,13 +9,14 @@ import pytest
 
 from tests.simulation.__main__ import report, tail_of
 from tests.simulation.bugs import BUGS, planted
-from tests.simulation.world import World, simulate
+from tests.simulation.run import simulate
+from tests.simulation.world import World
 
 SEEDS = 100
 BUG_SEEDS_MAX = 300
 PRINT_DIGEST = """
 from tests.simulation.test_simulation import digest
-from tests.simulation.world import simulate
+from tests.simulation.run import simulate
 print(*(digest(simulate(seed)) for seed in range(6)))
 """
 

@@ -7,15 +7,12 @@ limits is kept; it never looks at the limiter's own counters.
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from headrace.config.limits import Limits
-from headrace.engine.protocol import Forward, Span
-from headrace.engine.stub import StubEngine, StubVocabulary
+from headrace.engine.stub import StubVocabulary
 from headrace.errors import Refusal
 from headrace.ledger.records import OperationRecord, Reservation
 from headrace.request.sampling import Sampling
-from headrace.worker.loop import EngineLoop
 from headrace.worker.sequence import Sequence
 
 MINUTE_US = 60_000_000
@@ -34,12 +31,21 @@ class Attempt:
         self.attempt_id = attempt_id
         self.computed = 0
         self.tokens: list[int] = []
-        self.last_us = 0
+        self.before = (0, 0)
+        """Prompt tokens computed and tokens drawn before the last call of the engine."""
+        self.is_unsure = False
+        """Its worker died while it noted that call: it may count or not."""
         self._stop = stop
 
-    def text(self) -> str:
-        """All that a client may have been shown."""
-        text = b"".join(map(_vocabulary.token_bytes, self.tokens)).decode()
+    @property
+    def counts(self) -> set[tuple[int, int]]:
+        """(prompt tokens computed, tokens drawn): what may be charged. One, unless it is unsure."""
+        now = (self.computed, len(self.tokens))
+        return {now, self.before} if self.is_unsure else {now}
+
+    def text(self, num_tokens: int | None = None) -> str:
+        """All that a client may have been shown, of so many tokens."""
+        text = b"".join(map(_vocabulary.token_bytes, self.tokens[:num_tokens])).decode()
         found = [at for stop in self._stop if (at := text.find(stop)) >= 0]
         return text[: min(found)] if found else text
 
@@ -259,66 +265,6 @@ class Truth:
 
     def attempt_of(self, sampling: Sampling) -> Attempt:
         return self._by_seed[sampling.seed or 0]
-
-
-class Died(BaseException):
-    """The process dies here, in the middle of a call."""
-
-
-class ObservedEngine(StubEngine):
-    """The stub engine; every token it draws is written down."""
-
-    calls_left: int | None = None
-    """After so many calls the process dies in one."""
-
-    def observe(self, truth: Truth, now_us: Callable[[], int]) -> None:
-        self._truth = truth
-        self._now_us = now_us
-        self._attempts: dict[int, Attempt] = {}
-
-    def open(self, slot: int, sampling: Sampling) -> None:
-        super().open(slot, sampling)
-        self._attempts[slot] = self._truth.attempt_of(sampling)
-
-    def forward(self, spans: Any) -> Forward:
-        if self.calls_left is not None:
-            self.calls_left -= 1
-            if self.calls_left <= 0:
-                raise Died
-        done = super().forward(spans)
-        span: Span
-        for span, token in zip(spans, done.tokens, strict=True):
-            attempt = self._attempts[span.slot]
-            attempt.last_us = self._now_us()
-            if not attempt.tokens:
-                attempt.computed += len(span.tokens)
-            if token >= 0:
-                attempt.tokens.append(token)
-            self._truth.on_token(attempt)
-        return done
-
-
-class ObservedLoop(EngineLoop):
-    """The engine loop; `on_work` is called when somebody gives it something to do."""
-
-    on_work: Callable[[], None]
-    truth: Truth
-    here: dict[str, None]
-    """Attempts that have not ended."""
-
-    def submit(self, sequence: Sequence) -> None:
-        self.here[sequence.attempt_id] = None
-        self.truth.submitted(sequence, stop=sequence.text._stops)
-        super().submit(sequence)
-        self.on_work()
-
-    def abort(self, attempt_id: str) -> None:
-        super().abort(attempt_id)
-        self.on_work()
-
-    def stop(self) -> None:
-        super().stop()
-        self.on_work()
 
 
 def accounts_of(one: Reservation | OperationRecord) -> tuple[AccountName, ...]:

@@ -20,11 +20,10 @@ from headrace.runtime.child import Child
 from headrace.scheduling.steps import StepLimits
 from headrace.worker.loop import LoopNews
 from headrace.worker.process import ENGINE_STOP_SECONDS_MAX, Failed, Ready, WorkerOrders
-from headrace.worker.progress import ProgressFile
 from headrace.worker.prompt import PromptBuilder
 from headrace.worker.server import WorkerServer
 from headrace.worker.stats import StepStats
-from tests.simulation.truth import Died, ObservedEngine, ObservedLoop
+from tests.simulation.observed import Died, DyingProgressFile, ObservedEngine, ObservedLoop
 from tests.simulation.virtual_loop import Process, VirtualClock
 
 
@@ -46,7 +45,7 @@ class SimulatedWorker:
         self._process = Process(world.loop, self.name)
         self._server: WorkerServer | None = None
         self._engine_loop: ObservedLoop | None = None
-        self._progress: ProgressFile | None = None
+        self.progress: DyingProgressFile | None = None
         self._is_work_waiting = asyncio.Event()
         self._parent_gone = asyncio.Event()
         self._muted: dict[str, None] = {}
@@ -90,10 +89,14 @@ class SimulatedWorker:
             return
         self._process.kill()
         self._world.network.lose(self._process)
-        if self._progress is not None and self._progress._file >= 0:
-            os.close(self._progress._file)
-            self._progress._file = -1
+        self.let_go()
         self._ended(-9)
+
+    def let_go(self) -> None:
+        """What the kernel does with a dead process's files."""
+        if self.progress is not None and self.progress._file >= 0:
+            os.close(self.progress._file)
+            self.progress._file = -1
 
     def _ended(self, status: int) -> None:
         self._world.note("worker ended", self.name, status)
@@ -116,11 +119,11 @@ class SimulatedWorker:
             return
         orders = self.orders
         engine = self.engine = ObservedEngine(orders.engine, sleep=self._pass_time)
-        engine.observe(self._world.truth, self._clock.monotonic_us)
+        engine.observe(self._world.truth)
         registry = CollectorRegistry()
         stats = StepStats(registry, kv_bytes_per_token=engine.info.kv_bytes_per_token)
         try:
-            self._progress = progress = ProgressFile(Path(orders.progress))
+            self.progress = progress = DyingProgressFile(Path(orders.progress))
         except FileExistsError:  # an orphan of an earlier life was still loading; the supervisor tries again
             self._world.note("name taken", self.name)
             self._leave(1)
@@ -203,6 +206,9 @@ class SimulatedWorker:
             clock.offset_us = 0
             return 1
         except Died:
+            assert self.engine is not None and self.progress is not None
+            if self.progress.writes_left == 0:
+                self.engine.is_unsure()
             self.kill()
             return -9
         return 0

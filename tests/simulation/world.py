@@ -7,18 +7,13 @@ The first violation ends it.
 
 import asyncio
 import random
-import secrets
-import shutil
 import sqlite3
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import structlog
 
 from headrace.config.limits import LevelChanges, Limits
 from headrace.core.directory import Directory
@@ -27,6 +22,7 @@ from headrace.store.ledger_file import find_records
 from headrace.store.sqlite import open_read_only
 from tests.simulation import invariants
 from tests.simulation.clients import NETWORK_SECONDS, Client, ClientConnection
+from tests.simulation.misfortunes import Misfortunes
 from tests.simulation.network import LATE_SECONDS_MAX, VirtualNetwork
 from tests.simulation.scenario import (
     DEPARTMENT,
@@ -34,15 +30,12 @@ from tests.simulation.scenario import (
     REQUEST_TIMEOUT_SECONDS,
     STEP_TIMEOUT_SECONDS,
     USERS,
-    Event,
     Scenario,
-    make_scenario,
-    random_limits,
 )
 from tests.simulation.server import DRAIN_SECONDS, SimulatedServer
 from tests.simulation.truth import Attempt, Truth
-from tests.simulation.virtual_loop import Stalled, VirtualClock, VirtualLoop
-from tests.simulation.worker import SimulatedWorker, prompts
+from tests.simulation.virtual_loop import VirtualClock, VirtualLoop
+from tests.simulation.worker import SimulatedWorker
 
 ANSWER_SECONDS_MAX = QUEUE_TIMEOUT_SECONDS + REQUEST_TIMEOUT_SECONDS + 30.0
 """After the last fault and the last client: longer than any time-out that a request can meet."""
@@ -51,11 +44,6 @@ ABORT_SECONDS_MAX = 1.0
 DISTURBED_SECONDS = STEP_TIMEOUT_SECONDS + LATE_SECONDS_MAX + 2.0
 """For so long after a fault times are not quiet."""
 LOOK_SECONDS = 0.25
-SHARED_MEMORY = Path("/dev/shm")
-BUG_EVENTS = frozenset(
-    ("request_failed", "handler_failed", "operation_left_open", "prompt_failed", "orphaned_worker_still_runs")
-)
-"""Log events that only a bug of ours can cause."""
 
 
 class Violation(Exception):
@@ -76,6 +64,7 @@ class World:
         self.network = VirtualNetwork(loop, self.rng, self.note)
         self.truth = Truth(self.violated, self.clock.monotonic_us)
         self.truth.on_token = self._computed
+        self._misfortunes = Misfortunes(self)
         self.workers: list[SimulatedWorker] = []
         self.server: SimulatedServer | None = None
         self.clients: list[Client] = []
@@ -90,7 +79,7 @@ class World:
         self._life = 0
         self._pid = 1000
         self._is_quiet_from_s = 0.0
-        self._disk_fails = False
+        self.disk_fails = False
         self._began_s = loop.time()
         loop.on_error = self.violated
 
@@ -103,7 +92,7 @@ class World:
         self.trace.append((round(self.loop.time() * 1e6), *what))
         victim = self.scenario.crash_points.get(len(self.trace))
         if victim is not None:
-            self.loop.call_next(self._kill_server if victim == "server" else self._kill_a_worker)
+            self.loop.call_next(self.kill_server if victim == "server" else self._misfortunes.kill_a_worker)
 
     def violated(self, what: str) -> None:
         """Ends the world. Only the first one counts."""
@@ -127,7 +116,7 @@ class World:
         course.result()
 
     async def _course(self) -> None:
-        self._start_server()
+        self.start_server()
         self._look()
         for plan in self.scenario.plans:
             client = Client(plan)
@@ -135,14 +124,14 @@ class World:
             self.loop.call_later(plan.at_s, self._arrive, client)
         last_s = max([plan.at_s for plan in self.scenario.plans])
         for event in self.scenario.events:
-            self.loop.call_later(event.at_s, self._happen, event)
+            self.loop.call_later(event.at_s, self._misfortunes.happen, event)
             last_s = max(last_s, event.at_s + event.for_s)
         await self._answers(last_s + ANSWER_SECONDS_MAX)
         self.scenario.crash_points.clear()
         await self._calm()
         assert self.server is not None
         invariants.check_quiet(self)
-        await self._stop_server(DRAIN_SECONDS)
+        await self.stop_server(DRAIN_SECONDS)
         invariants.check_end(self)
 
     def _look(self) -> None:
@@ -263,17 +252,17 @@ class World:
                 self.truth.account(level, f"t{number}/{name}").set_limits(limits, 0)
 
     def write_journal(self, write: Callable[[Any], None], batch: Any) -> None:
-        if self._disk_fails:
+        if self.disk_fails:
             raise sqlite3.OperationalError("database or disk is full")
         write(batch)
         self.note("committed", len(batch.journal))
 
-    def _start_server(self) -> None:
+    def start_server(self) -> None:
         self._life += 1
         self.note("server starts", self._life)
         self.server = SimulatedServer(self, self._life)
 
-    def _kill_server(self) -> None:
+    def kill_server(self) -> None:
         server = self.server
         if server is None or server.has_ended:
             return
@@ -281,10 +270,10 @@ class World:
         self.server = None
         self.truth.crashed_lives.add(server.life)
         self._core_died()
-        self._disturbed(1.0)
-        self.loop.call_later(self.rng.uniform(0.1, 1.5), self._start_server)
+        self.disturbed(1.0)
+        self.loop.call_later(self.rng.uniform(0.1, 1.5), self.start_server)
 
-    async def _stop_server(self, drain_s: float) -> None:
+    async def stop_server(self, drain_s: float) -> None:
         server = self.server
         assert server is not None
         self.note("server stops", server.life)
@@ -314,162 +303,17 @@ class World:
         finally:
             connection.close()
 
-    # --- misfortunes ------------------------------------------------------------------------------------
-
-    def _disturbed(self, for_s: float) -> None:
-        until_s = self.loop.time() + for_s + DISTURBED_SECONDS
-        self._is_quiet_from_s = max(self._is_quiet_from_s, until_s)
-
-    def _happen(self, event: Event) -> None:
-        self.note("event", event.kind)
-        self._disturbed(event.for_s)
-        match event.kind:
-            case "kill_worker":
-                self._kill_a_worker()
-            case "kill_computing":
-                self._kill_computing(1 + int(8 * event.pick))
-            case "kill_server":
-                self._kill_server()
-            case "restart_server":
-                self.loop.create_task(self._restart())
-            case "cut":
-                self.network.cut_one()
-            case "late":
-                self._for(event.for_s, "late", 0.02 + 0.3 * event.pick)
-            case "stall":
-                self._disturbed(4 * event.for_s)
-                self.network.stall_one(4 * event.for_s)
-            case "shaky":
-                self._for(event.for_s, "cut", 0.02 * event.pick)
-            case "doubled" | "dropped":
-                self._for(event.for_s, event.kind, 0.02 + 0.2 * event.pick)
-            case "mute":
-                self._mute()
-            case "slow" | "stuck":
-                self._slow(event)
-            case "full_disk":
-                self._disk_fails = True
-                self.loop.call_later(event.for_s, self._disk_works)
-            case "limits":
-                self._change_limits()
-
-    async def _restart(self) -> None:
-        server = self.server
-        if server is None or not server.is_ready or server.has_ended or self._disk_fails:
-            return
-        await self._stop_server(DRAIN_SECONDS * self.rng.random())
-        self.loop.call_later(self.rng.uniform(0.1, 0.5), self._start_server)
-
     def server_gave_up(self) -> None:
         """It cannot start: it stops, and whoever keeps it running starts it again."""
-        self._disturbed(1.0)
+        self.disturbed(1.0)
         self.loop.call_soon(lambda: self.loop.create_task(self._give_up()), context=self.loop.world.context)
 
     async def _give_up(self) -> None:
-        if self.server is None:
-            return  # it died of something else meanwhile, and is started again for that
-        await self._stop_server(0.0)
-        self.loop.call_later(0.5, self._start_server)
-
-    def _kill_a_worker(self) -> None:
-        self._disturbed(0.0)
-        if self.workers:
-            self.rng.choice(self.workers).kill()
-
-    def _kill_computing(self, calls: int) -> None:
-        """The next worker that computes dies in its engine, before it has noted anything of that call."""
-        engines = [worker.engine for worker in self.workers if worker.engine is not None]
-        if engines:
-            self._disturbed(60.0)
-            self.rng.choice(engines).calls_left = calls
-
-    def _for(self, seconds: float, fault: str, chance: float) -> None:
-        setattr(self.network.faults, fault, chance)
-        self.loop.call_later(seconds, setattr, self.network.faults, fault, 0.0)
-
-    def _mute(self) -> None:
-        for worker in self.workers:
-            attempt_id = worker.mute()
-            if attempt_id is not None:
-                self.note("muted", attempt_id)
-                self.muted[attempt_id] = None
-
-    def _slow(self, event: Event) -> None:
-        if self.workers:
-            worker = self.rng.choice(self.workers)
-            worker.slowness = 1000.0 if event.kind == "stuck" else 5.0
-            self.loop.call_later(event.for_s, setattr, worker, "slowness", 1.0)
-
-    def _disk_works(self) -> None:
-        self._disk_fails = False
-
-    def _change_limits(self) -> None:
-        server = self.server
-        if server is None or not server.is_ready:
+        if self.server is None:  # it died in the same moment
             return
-        tenant = self.rng.randrange(len(self.scenario.tenants))
-        changes = random_limits(self.rng)
-        server.directory.update_tenant(f"t{tenant}", limits=changes, actor="simulation")
-        account = self.truth.account("tenant", f"t{tenant}")
-        limits = msgspec.structs.replace(account.limits, **changes)
-        account.set_limits(limits, self.clock.monotonic_us())
+        await self.stop_server(0.0)
+        self.loop.call_later(0.5, self.start_server)
 
-
-def simulate(seed: int) -> World:
-    """Run a seed's world to its end. `violation` says what was wrong, if anything was."""
-    directory = Path(
-        tempfile.mkdtemp(prefix="headrace-simulation-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None)
-    )
-    loop = VirtualLoop()
-    prompts()  # made once for all worlds, and not from the secrets of any
-    try:
-        with _seeded_secrets(random.Random(f"secrets {seed}")):
-            world = World(make_scenario(seed), directory / "data", loop)
-            (world.path / "progress").mkdir(parents=True)
-            with _captured_logs(world):
-                try:
-                    loop.run_world(world.run())
-                except Violation:
-                    pass
-                except Stalled:
-                    world.violation = "nothing can happen any more, and somebody still waits"
-        return world
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextmanager
-def _seeded_secrets(rng: random.Random) -> Iterator[None]:
-    real = secrets.token_hex, secrets.randbits
-    secrets.token_hex = lambda size=32: f"{rng.getrandbits(8 * (size or 32)):0{2 * (size or 32)}x}"
-    secrets.randbits = rng.getrandbits
-    try:
-        yield
-    finally:
-        secrets.token_hex, secrets.randbits = real
-
-
-@contextmanager
-def _captured_logs(world: World) -> Iterator[None]:
-    """Log lines go into the trace; those that only a bug can cause end the world."""
-
-    def capture(logger: Any, method: str, event: Any) -> Any:
-        name = event["event"]
-        if method not in ("debug", "info"):
-            world.note("log", name, str(event.get("error", "")))
-        if name in BUG_EVENTS:
-            world.violated(f"the log says {name}: {_cause(event)}")
-        raise structlog.DropEvent
-
-    before = structlog.get_config()
-    structlog.configure(processors=[capture], cache_logger_on_first_use=False)
-    try:
-        yield
-    finally:
-        structlog.configure(**before)
-
-
-def _cause(event: dict[str, Any]) -> str:
-    if event.get("exc_info") is True:
-        event = {**event, "exc_info": repr(sys.exc_info()[1])}
-    return ", ".join(f"{name}={value}" for name, value in event.items() if name != "event")
+    def disturbed(self, for_s: float) -> None:
+        until_s = self.loop.time() + for_s + DISTURBED_SECONDS
+        self._is_quiet_from_s = max(self._is_quiet_from_s, until_s)
