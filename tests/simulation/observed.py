@@ -32,9 +32,10 @@ class ObservedEngine(StubEngine):
         for attempt in self._attempts.values():
             attempt.is_unsure = True
 
-    def open(self, slot: int, sampling: Sampling) -> None:
-        super().open(slot, sampling)
-        self._attempts[slot] = self._truth.attempt_of(sampling)
+    def open(self, slot: int, sampling: Sampling, *, held: int = 0) -> None:
+        super().open(slot, sampling, held=held)
+        self._attempts[slot] = attempt = self._truth.attempt_of(sampling)
+        attempt.computed = held
 
     def forward(self, spans: Any) -> Forward:
         if self.calls_left is not None:
@@ -46,6 +47,9 @@ class ObservedEngine(StubEngine):
         for span, token in zip(spans, done.tokens, strict=True):
             attempt = self._attempts[span.slot]
             attempt.before = (attempt.computed, len(attempt.tokens))
+            held = self._slots[span.slot].tokens
+            if held != (attempt.prompt + attempt.tokens)[: len(held)]:
+                self._truth.violated(f"{attempt.attempt_id} is computed on tokens that are not its own")
             if not attempt.tokens:
                 attempt.computed += len(span.tokens)
             if token >= 0:

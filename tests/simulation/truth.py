@@ -30,6 +30,7 @@ class Attempt:
     def __init__(self, attempt_id: str, *, stop: tuple[str, ...]) -> None:
         self.attempt_id = attempt_id
         self.computed = 0
+        self.prompt: list[int] = []
         self.tokens: list[int] = []
         self.before = (0, 0)
         """Prompt tokens computed and tokens drawn before the last call of the engine."""
@@ -110,7 +111,7 @@ class Truth:
     """The record of a world."""
 
     def __init__(self, violated: Callable[[str], None], now_us: Callable[[], int]) -> None:
-        self._violated = violated
+        self.violated = violated
         self._now_us = now_us
         self.attempts: dict[str, Attempt] = {}
         self.operations: dict[str, Operation] = {}
@@ -134,7 +135,7 @@ class Truth:
         names = accounts_of(reservation)
         operation = Operation(reservation, names, life, held)
         if reservation.request_id in self.operations:
-            self._violated(f"{reservation.request_id} was accepted twice")
+            self.violated(f"{reservation.request_id} was accepted twice")
         self.operations[operation.request_id] = operation
         for name in names:
             account = self.account(*name)
@@ -142,7 +143,7 @@ class Truth:
             self._check_tokens(account, now_us)
             wait_us = account.rate_wait_us(now_us)
             if wait_us:
-                self._violated(f"{name} let a request pass {wait_us} µs before its rate allows")
+                self.violated(f"{name} let a request pass {wait_us} µs before its rate allows")
             if account.limits.rps is not None:
                 interval_us = -int(-1_000_000 // account.limits.rps)
                 account.tat_us = max(account.tat_us, now_us) + interval_us
@@ -157,13 +158,13 @@ class Truth:
                 continue
             account = self.account(*name)
             if limit_type == "rps" and not account.rate_wait_us(now_us):
-                self._violated(f"{name} refused a request that its rate allows: refusals are counted")
+                self.violated(f"{name} refused a request that its rate allows: refusals are counted")
             if limit_type == "tpm":
                 assert account.limits.tpm is not None
                 reserved = sum(one.reserved for one in account.open.values())
                 total = account.used(now_us) + reserved + refusal.details["requested"]
                 if total <= account.limits.tpm:
-                    self._violated(
+                    self.violated(
                         f"{name} refused {refusal.details['requested']} tokens although only {total} of "
                         f"{account.limits.tpm} are settled, held or asked for"
                     )
@@ -174,13 +175,13 @@ class Truth:
         used = record.charged_prompt_tokens + record.charged_completion_tokens
         if operation is None:
             if used or record.attempt_ids:
-                self._violated(f"{record.request_id} was never accepted and is charged {used} tokens")
+                self.violated(f"{record.request_id} was never accepted and is charged {used} tokens")
             return
         operation.num_settled += 1
         if operation.num_settled > 1:
-            self._violated(f"{record.request_id} was settled twice")
+            self.violated(f"{record.request_id} was settled twice")
         if used > operation.held:
-            self._violated(f"{record.request_id} held {operation.held} tokens and used {used}")
+            self.violated(f"{record.request_id} held {operation.held} tokens and used {used}")
         now_us = self._now_us()
         for name in operation.accounts:
             account = self.account(*name)
@@ -220,19 +221,20 @@ class Truth:
             return
         used, held = account.used(now_us), account.held()
         if used + held > tpm:
-            self._violated(f"{account.name}: {used} settled and {held} held tokens exceed {tpm} per minute")
+            self.violated(f"{account.name}: {used} settled and {held} held tokens exceed {tpm} per minute")
 
     # --- the engines' side ------------------------------------------------------------------------
 
     def submitted(self, sequence: Sequence, *, stop: tuple[str, ...]) -> None:
         """A worker took an attempt: its prompt is counted from here on."""
         if sequence.attempt_id in self.attempts:
-            self._violated(f"{sequence.attempt_id} was submitted to an engine twice")
+            self.violated(f"{sequence.attempt_id} was submitted to an engine twice")
         attempt = self.attempts[sequence.attempt_id] = Attempt(sequence.attempt_id, stop=stop)
+        attempt.prompt = sequence.prompt
         self._by_seed[sequence.sampling.seed or 0] = attempt
         operation = self.operation_of(sequence.attempt_id)
         if operation is None:
-            self._violated(f"{sequence.attempt_id} runs and was never accepted")
+            self.violated(f"{sequence.attempt_id} runs and was never accepted")
             return
         operation.held = min(operation.held, len(sequence.prompt) + sequence.max_tokens)
         now_us = self._now_us()
@@ -244,7 +246,7 @@ class Truth:
             for dimension, number in (("concurrency", running), ("streams", streams)):
                 most = account.most(dimension, now_us)
                 if most is not None and number > most:
-                    self._violated(f"{name}: {number} on workers, {dimension} is limited to {most}")
+                    self.violated(f"{name}: {number} on workers, {dimension} is limited to {most}")
 
     def finished(self, attempt_id: str) -> None:
         """The attempt has left its worker."""
@@ -257,7 +259,7 @@ class Truth:
         """The one attempt of a request that reached an engine; those sent back before do not count."""
         found = [one for one in self.attempts.values() if one.attempt_id.rpartition(".")[0] == request_id]
         if len(found) > 1:
-            self._violated(f"{request_id} reached engines {len(found)} times")
+            self.violated(f"{request_id} reached engines {len(found)} times")
         return found[0] if found else None
 
     def operation_of(self, attempt_id: str) -> Operation | None:

@@ -29,6 +29,7 @@ def orders(directory: Path, **engine: Any) -> WorkerOrders:
         engine=EngineSettings(**{"max_batch_size": 2, "max_context_tokens": 256, "stub": SLOW, **engine}),
         socket=str(directory / "s"),
         progress=str(directory / "p"),
+        parking=str(directory / "kv"),
         cache=str(directory),
     )
 

@@ -40,6 +40,7 @@ def worker(
             engine=EngineSettings(max_batch_size=batch_size, max_context_tokens=context, threads=threads),
             socket=str(socket or Path(scratch) / "worker.sock"),
             progress=str(Path(scratch) / "progress"),
+            parking=str(Path(scratch) / "kv"),
             cache=str(cache or Path(scratch)),
             metrics_port=metrics_port,
             log_format=log_format,

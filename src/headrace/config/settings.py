@@ -67,6 +67,20 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """`per_sequence` gives each request a fixed part of the KV memory; `unified` lets them share all of it, slower."""
     flash_attention: bool = True
     """llama.cpp's fused attention kernel."""
+    prefix_cache: bool = True
+    """Keep the KV memory of finished requests, and take over what a tenant's next prompt has in common with it."""
+    cache_ttl_s: Annotated[float, msgspec.Meta(gt=0, le=604_800)] = 600.0
+    """How long something is kept that nobody asks for."""
+    session_ttl_s: Annotated[float, msgspec.Meta(gt=0, le=604_800)] = 1200.0
+    """The same for conversations (`session_id`, `conversation_id`)."""
+    parking_mib: Annotated[int, msgspec.Meta(ge=0, le=1_048_576)] = 512
+    """Most space for KV memory put aside in files under the data directory when its slot is needed; it outlives the
+    worker. 0 puts nothing aside."""
+    reproducible: bool = False
+    """Make an answer depend on its request alone, not on what else runs or is cached: prompts are computed in aligned
+    portions of 64 tokens, and only such portions are taken over. Needs `kv_layout: per_sequence`."""
+    normalize_whitespace: bool = False
+    """Prompts that differ only in spaces, tabs and blank lines become the same, so that they share what is kept."""
     chat_template: str | None = None
     """Path of a Jinja file that replaces the template in the model file."""
     stub: StubTiming | None = None

@@ -41,5 +41,6 @@ def load_engine(model_path: str | None, settings: EngineSettings, *, cache: Path
             threads=settings.threads,
             kv_layout=settings.kv_layout,
             flash_attention=settings.flash_attention,
+            weights_sha256=prepared.sha256,
         )
     )

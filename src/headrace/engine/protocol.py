@@ -40,6 +40,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """KV memory reserved for all sequences together."""
     kv_bytes_per_token: int
     threads: int
+    state_key: str
+    """Engines with the same key can restore each other's saved states."""
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
@@ -113,8 +115,11 @@ class Engine(Protocol):
     @property
     def vocabulary(self) -> Vocabulary: ...
 
-    def open(self, slot: int, sampling: Sampling) -> None:
-        """Prepare an empty slot for a new sequence."""
+    def open(self, slot: int, sampling: Sampling, *, held: int = 0) -> None:
+        """Prepare a slot for a new sequence that begins with the first `held` tokens the slot still holds.
+
+        What it holds beyond them is dropped.
+        """
         ...
 
     def forward(self, spans: Sequence[Span]) -> Forward:
@@ -127,8 +132,26 @@ class Engine(Protocol):
         """
         ...
 
-    def close(self, slot: int) -> None:
-        """Drop the slot's KV and sampler. Closing a slot that is not open does nothing."""
+    def close(self, slot: int, *, keep: int = 0) -> None:
+        """End the slot's sequence; its first `keep` tokens stay in KV memory for another one, the rest is dropped.
+
+        Closing a slot that is not open drops what it holds.
+        """
+        ...
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Give a slot that is not open the first `length` tokens of another one, which may be running."""
+        ...
+
+    def save(self, slot: int) -> bytes:
+        """All that a slot holds, to be restored into any slot of an engine with the same weights and layout."""
+        ...
+
+    def restore(self, slot: int, state: bytes, length: int) -> None:
+        """Give a slot that is not open what was saved; it holds `length` tokens then.
+
+        Raises `EngineFault` if the state is not one of this engine; the slot is empty then.
+        """
         ...
 
     def shutdown(self) -> None:

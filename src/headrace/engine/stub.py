@@ -6,7 +6,8 @@ runs. Time passes through the `sleep` it is given, so a simulation can let none 
 
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 
 from headrace.config.settings import EngineSettings, StubTiming
 from headrace.engine.protocol import EngineInfo, Forward, Span
@@ -47,13 +48,26 @@ class StubVocabulary:
 
 
 class _Slot:
-    __slots__ = ("generated", "length", "seed", "state")
+    __slots__ = ("generated", "seed", "states", "tokens")
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.state = seed
-        self.length = 0
+    def __init__(self) -> None:
+        self.seed = -1
+        """Of the sequence that runs here; negative while none does."""
+        self.tokens: list[int] = []
+        self.states: list[int] = []
+        """After each token, a number that stands for it and all before it."""
         self.generated = 0
+
+    def cut(self, length: int) -> None:
+        del self.tokens[length:]
+        del self.states[length:]
+
+    def take(self, tokens: Iterable[int]) -> None:
+        state = self.states[-1] if self.states else 0
+        for token in tokens:
+            state = (state * 1_000_003 + token + 1) & 0xFFFF_FFFF
+            self.tokens.append(token)
+            self.states.append(state)
 
 
 class StubEngine:
@@ -63,7 +77,7 @@ class StubEngine:
         self._timing = settings.stub or StubTiming()
         self._sleep = sleep
         self._calls = 0
-        self._slots: dict[int, _Slot] = {}
+        self._slots = [_Slot() for _ in range(settings.max_batch_size)]
         self.vocabulary = StubVocabulary()
         self.info = EngineInfo(
             backend="stub (computes nothing)",
@@ -79,11 +93,16 @@ class StubEngine:
             kv_bytes=settings.max_batch_size * settings.max_context_tokens * _KV_BYTES_PER_TOKEN,
             kv_bytes_per_token=_KV_BYTES_PER_TOKEN,
             threads=0,
+            state_key="stub",
         )
 
-    def open(self, slot: int, sampling: Sampling) -> None:
-        assert slot not in self._slots and 0 <= slot < self.info.sequences
-        self._slots[slot] = _Slot(zlib.crc32(f"{self._timing.seed}:{sampling.seed}".encode()))
+    def open(self, slot: int, sampling: Sampling, *, held: int = 0) -> None:
+        one = self._slots[slot]
+        assert one.seed < 0, "the slot is open already"
+        assert held <= len(one.tokens), "the slot does not hold so many tokens"
+        one.cut(held)
+        one.seed = zlib.crc32(f"{self._timing.seed}:{sampling.seed}".encode())
+        one.generated = 0
 
     def forward(self, spans: Sequence[Span]) -> Forward:
         assert spans and sum(len(span.tokens) for span in spans) <= self.info.batch_tokens
@@ -100,23 +119,46 @@ class StubEngine:
         self._sleep(cost_us / 1e6)
         return Forward([self._advance(span) for span in spans], cost_us / 1e6, 0.0)
 
-    def close(self, slot: int) -> None:
-        self._slots.pop(slot, None)
+    def close(self, slot: int, *, keep: int = 0) -> None:
+        one = self._slots[slot]
+        assert keep <= len(one.tokens)
+        one.cut(keep)
+        one.seed = -1
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        assert self._slots[target].seed < 0 and length <= len(self._slots[source].tokens)
+        self._slots[target].cut(0)
+        self._slots[target].take(self._slots[source].tokens[:length])
+
+    def save(self, slot: int) -> bytes:
+        return array("q", self._slots[slot].tokens).tobytes()
+
+    def restore(self, slot: int, state: bytes, length: int) -> None:
+        tokens = array("q")
+        try:
+            tokens.frombytes(state)
+        except ValueError:
+            raise EngineFault("the saved state is not one of the stub") from None
+        if len(tokens) < length:
+            raise EngineFault(f"the saved state holds {len(tokens)} tokens, not {length}")
+        assert self._slots[slot].seed < 0
+        self._slots[slot].cut(0)
+        self._slots[slot].take(tokens[:length])
 
     def shutdown(self) -> None:
         self._slots.clear()
 
     def _advance(self, span: Span) -> int:
         slot = self._slots[span.slot]
-        assert span.start == slot.length, "a span continues where its slot ends"
-        slot.length += len(span.tokens)
-        assert slot.length <= self.info.context_tokens
-        # The answer depends on prompt and seed only, not on how the prompt was cut into portions.
-        for token in span.tokens:
-            slot.state = (slot.state * 1_000_003 + token + 1) & 0xFFFF_FFFF
+        assert slot.seed >= 0, "the slot is not open"
+        assert span.start == len(slot.tokens), "a span continues where its slot ends"
+        slot.take(span.tokens)
+        assert len(slot.tokens) <= self.info.context_tokens
         if not span.is_sampled:
             return -1
         slot.generated += 1
         if slot.generated >= self._timing.output_tokens:
             return _END
-        return _FIRST_WORD + zlib.crc32(slot.state.to_bytes(4, "big")) % len(_WORDS)
+        # The answer depends on the tokens held and the seed only, not on how they came here: a wrong one shows.
+        drawn = zlib.crc32(slot.states[-1].to_bytes(4, "big"), slot.seed)
+        return _FIRST_WORD + drawn % len(_WORDS)

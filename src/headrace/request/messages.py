@@ -8,3 +8,5 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 
     role: str
     content: str
+    is_cache_end: bool = False
+    """The client marks everything up to the end of this message as worth keeping (`cache_control`)."""

@@ -262,6 +262,7 @@ class Worker:
             engine=self._model.engine,
             socket=str(self._socket()),
             progress=str(self._progress(self._life)),
+            parking=str(self._data / "kv" / self.worker_id.replace("/", "_")),
             cache=str(self._data / "models"),
             metrics_host=settings.metrics_host,
             drain_s=settings.drain_s,

@@ -69,6 +69,23 @@ class PrefillPace:
         return max(CHUNK_GRAIN, room)
 
 
+def share_out_chunks(remaining: Sequence[int], portion: int, *, room: int, chunk: int) -> list[int]:
+    """The same in portions of exactly `chunk` tokens, a prompt's last one excepted: one chunk for each prompt.
+
+    An engine's results depend on how a prompt is cut. Cut at multiples of the chunk whatever else runs, they
+    depend on the prompt alone; several chunks of one prompt in one call would be one long chunk.
+    """
+    shares: list[int] = []
+    for tokens in remaining:
+        share = min(tokens, chunk)
+        if share > room or (shares and portion <= 0):
+            break
+        shares.append(share)
+        portion -= share
+        room -= share
+    return shares
+
+
 def share_out(remaining: Sequence[int], portion: int, *, room: int) -> list[int]:
     """Split a portion over prompts, first come first served: tokens for each, in the same order.
 

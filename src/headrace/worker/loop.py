@@ -6,7 +6,6 @@ owns the engine; other threads only put commands into its inbox. What happened g
 callback per forward call, after the progress file has it.
 """
 
-import heapq
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -16,10 +15,11 @@ import msgspec
 from headrace.clock import Clock
 from headrace.engine.protocol import Engine, Forward, Span
 from headrace.errors import EngineFault
-from headrace.scheduling.steps import PrefillPace, StepLimits, share_out
-from headrace.worker.messages import AttemptRecord, FinishReason, Piece
+from headrace.scheduling.steps import PrefillPace, StepLimits, share_out, share_out_chunks
+from headrace.worker.messages import AttemptRecord, EndSession, FinishReason, Piece
 from headrace.worker.progress import ProgressFile
 from headrace.worker.sequence import Sequence
+from headrace.worker.slots import EngineSlots
 from headrace.worker.stats import StepStats
 
 FAULTS_MAX = 3
@@ -45,7 +45,10 @@ class EngineLoop:
         progress: ProgressFile,
         on_news: Callable[[LoopNews], None],
         stats: StepStats,
+        slots: EngineSlots | None = None,
+        chunk_tokens: int | None = None,
     ) -> None:
+        """`chunk_tokens`: read prompts in by aligned portions of exactly so many tokens (reproducible mode)."""
         self._engine = engine
         self._info = engine.info
         self._vocabulary = engine.vocabulary
@@ -53,15 +56,15 @@ class EngineLoop:
         self._progress = progress
         self._on_news = on_news
         self._stats = stats
+        self._chunk_tokens = chunk_tokens
         self._pace = PrefillPace(limits)
-        self._inbox: deque[Sequence | str] = deque()
+        self._inbox: deque[Sequence | str | EndSession] = deque()
         self._wake = threading.Event()
         self._is_stopping = False
         self._waiting: deque[Sequence] = deque()
         self._prefilling: list[Sequence] = []
         self._decoding: list[Sequence] = []
-        self._free_slots = list(range(self._info.sequences))
-        """A heap: engines compute neighbouring slots together, so the lowest is taken first."""
+        self._slots = slots or EngineSlots(engine, clock=clock, stats=stats)
         self._news = LoopNews([], [])
         self._faults = 0
         self._drawn = 0
@@ -76,6 +79,11 @@ class EngineLoop:
     def abort(self, attempt_id: str) -> None:
         """End this attempt at the next step. Without effect if it is not here (any more)."""
         self._inbox.append(attempt_id)
+        self._wake.set()
+
+    def end_session(self, session: str) -> None:
+        """Forget what is kept of a conversation."""
+        self._inbox.append(EndSession(session))
         self._wake.set()
 
     def stop(self) -> None:
@@ -103,6 +111,7 @@ class EngineLoop:
         for sequence in [*self._waiting, *self._prefilling, *self._decoding]:
             self._finish(sequence, "aborted", error="the worker is stopping")
         self._tell()
+        self._slots.park_all()
 
     def step(self) -> None:
         """One round: commands, newcomers, every running sequence's next token, a portion of prefill."""
@@ -141,6 +150,8 @@ class EngineLoop:
             command = inbox.popleft()
             if isinstance(command, Sequence):
                 self._waiting.append(command)
+            elif isinstance(command, EndSession):
+                self._slots.end_session(command.session)
             else:
                 self._abort(command)
 
@@ -153,19 +164,24 @@ class EngineLoop:
                     return
 
     def _admit(self) -> None:
-        while self._waiting and self._free_slots:
+        """Slots for newcomers, first come first served; one that waits for a prefix that another is computing
+        keeps its claim to a slot.
+        """
+        held_back: list[Sequence] = []
+        while self._waiting and self._slots.has_room(len(held_back)):
             sequence = self._waiting.popleft()
-            slot = heapq.heappop(self._free_slots)
-            wall_us = self._clock.wall_us()
-            self._engine.open(slot, sequence.sampling)
-            sequence.opened(slot, now_us=self._clock.monotonic_us(), wall_us=wall_us)
+            if not self._slots.open(sequence):
+                held_back.append(sequence)
+                continue
             self._progress.started(
                 sequence.attempt_id,
                 tenant_id=sequence.tenant_id,
                 prompt_tokens=len(sequence.prompt),
-                wall_us=wall_us,
+                cached=sequence.cached,
+                wall_us=sequence.started_ts,
             )
             self._prefilling.append(sequence)
+        self._waiting.extendleft(reversed(held_back))
 
     def _decode(self) -> Forward:
         batch = self._decoding
@@ -188,11 +204,12 @@ class EngineLoop:
 
     def _prefill(self, num_decoding: int) -> tuple[int, Forward]:
         room = self._info.batch_tokens - num_decoding
-        shares = share_out(
-            [len(one.prompt) - one.computed for one in self._prefilling],
-            min(self._pace.portion(num_decoding=num_decoding), room),
-            room=room,
-        )
+        remaining = [len(one.prompt) - one.computed for one in self._prefilling]
+        portion = min(self._pace.portion(num_decoding=num_decoding), room)
+        if self._chunk_tokens is None:
+            shares = share_out(remaining, portion, room=room)
+        else:
+            shares = share_out_chunks(remaining, portion, room=room, chunk=self._chunk_tokens)
         batch = self._prefilling[: len(shares)]
         spans = [
             Span(
@@ -213,6 +230,7 @@ class EngineLoop:
         for one, share, token in zip(batch, shares, done.tokens, strict=True):
             one.grew(now_us=now_us)
             one.computed += share
+            self._slots.computed(one)
             if one.is_prefilling:
                 continue
             self._prefilling.remove(one)
@@ -274,9 +292,7 @@ class EngineLoop:
             error=error,
         )
         if one.slot >= 0:
-            self._engine.close(one.slot)
-            heapq.heappush(self._free_slots, one.slot)
-            one.slot = -1
+            self._slots.close(one, is_sound=reason != "error")
         self._progress.finished(record)
         self._stats.finished(record)
         self._news.records.append((one.connection_id, record))

@@ -3,7 +3,7 @@
 One connection for each gateway, many attempts at once on it. The worker sends the news of all
 sequences of a step in one frame, so that the cost of a frame is paid per step, not per token.
 
-Gateway to worker: `Submit`, `Abort`, `Count`, `Acknowledge`, `Drain`.
+Gateway to worker: `Submit`, `Abort`, `Count`, `Acknowledge`, `EndSession`, `Drain`.
 Worker to gateway: `Hello` once, then `News`: accepted or rejected attempts, pieces of text, final
 records; and `Status` at least every second.
 """
@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from headrace.caching.slots import KEPT_IN_FULL, CacheOrder
 from headrace.engine.protocol import EngineInfo
 from headrace.request.messages import Message
 from headrace.request.sampling import Sampling
@@ -31,6 +32,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Most tokens to generate; None leaves it to the context."""
     sampling: Sampling
     stop: list[str]
+    cache: CacheOrder = KEPT_IN_FULL
+    """What of it may be kept, and who may find it."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -56,6 +59,12 @@ class Acknowledge(msgspec.Struct, frozen=True, tag=True):
     """These records are in the ledger; the worker may forget them."""
 
     attempt_ids: list[str]
+
+
+class EndSession(msgspec.Struct, frozen=True, tag=True):
+    """Forget what is kept of a conversation."""
+
+    session: str
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
@@ -145,5 +154,5 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_draining: bool
 
 
-ToWorker = Submit | Abort | Count | Acknowledge | Drain
+ToWorker = Submit | Abort | Count | Acknowledge | EndSession | Drain
 FromWorker = Hello | News | Counted | Status

@@ -18,6 +18,7 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry, start_http_server
 
+from headrace.bounds import MIB
 from headrace.clock import Clock, SystemClock
 from headrace.config.settings import EngineSettings
 from headrace.engine.loading import load_engine
@@ -28,14 +29,19 @@ from headrace.scheduling.steps import StepLimits
 from headrace.telemetry.logs import configure_logs
 from headrace.telemetry.process import add_process_metrics
 from headrace.worker.loop import EngineLoop, LoopNews
+from headrace.worker.parking import Parking
 from headrace.worker.progress import ProgressFile
 from headrace.worker.prompt import PromptBuilder
 from headrace.worker.server import WorkerServer
+from headrace.worker.slots import EngineSlots
 from headrace.worker.stats import StepStats
 
 ENGINE_STOP_SECONDS_MAX: Final = 5.0
 """How long a worker that ends waits for its engine's step, then it leaves without. A start of the server
 waits longer than this for the workers of an earlier life."""
+
+REPRODUCIBLE_CHUNK_TOKENS: Final = 64
+"""Portions of prompts in reproducible mode: the smallest that costs no more than a few percent of speed."""
 
 _log = structlog.get_logger()
 
@@ -48,6 +54,8 @@ class WorkerOrders(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineSettings
     socket: str
     progress: str
+    parking: str
+    """Directory for KV memory put aside."""
     cache: str
     """Directory for converted weights."""
     metrics_host: str = "127.0.0.1"
@@ -84,7 +92,11 @@ def run_worker(orders: WorkerOrders) -> int:
         began_us = clock.monotonic_us()
         template = _read_template(orders.engine.chat_template)
         engine = load_engine(orders.model_path, orders.engine, cache=Path(orders.cache))
-        prompts = PromptBuilder(engine.vocabulary, template=template)
+        prompts = PromptBuilder(
+            engine.vocabulary,
+            template=template,
+            is_whitespace_normalized=orders.engine.normalize_whitespace,
+        )
         loaded_us = clock.monotonic_us()
         _warm_up(engine)
         warm_us = clock.monotonic_us()
@@ -118,12 +130,21 @@ async def _serve(
         clock=clock,
         load_us=times[0],
         warm_up_us=times[1],
+        is_caching=orders.engine.prefix_cache,
     )
     network = asyncio.get_running_loop()
 
     def on_news(news: LoopNews) -> None:
         network.call_soon_threadsafe(server.publish, news)
 
+    reproducible = orders.engine.reproducible
+    slots = EngineSlots(
+        engine,
+        clock=clock,
+        stats=stats,
+        parking=_parking(orders, engine),
+        grain=REPRODUCIBLE_CHUNK_TOKENS if reproducible else 1,
+    )
     loop = EngineLoop(
         engine,
         limits=StepLimits(
@@ -135,6 +156,8 @@ async def _serve(
         progress=progress,
         on_news=on_news,
         stats=stats,
+        slots=slots,
+        chunk_tokens=REPRODUCIBLE_CHUNK_TOKENS if reproducible else None,
     )
     engine_thread = _EngineThread(loop, network)
     engine_thread.start()
@@ -231,6 +254,15 @@ def _warm_up(engine: Engine) -> None:
     engine.forward([Span(slot, length if slot == 0 else 0, [token], True) for slot in range(rows)])
     for slot in range(rows):
         engine.close(slot)
+
+
+def _parking(orders: WorkerOrders, engine: Engine) -> Parking | None:
+    settings = orders.engine
+    if not settings.parking_mib or not settings.prefix_cache:
+        return None
+    return Parking(
+        Path(orders.parking), state_key=engine.info.state_key, bytes_max=settings.parking_mib * MIB
+    )
 
 
 def _read_template(path: str | None) -> str | None:

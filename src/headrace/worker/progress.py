@@ -29,6 +29,7 @@ class _Started(msgspec.Struct, frozen=True, array_like=True, tag=1):
     tenant_id: str
     prompt_tokens: int
     started_ts: int
+    cached: int = 0
 
 
 class _Advanced(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -57,7 +58,7 @@ class _Running:
 
     def __init__(self, started: _Started) -> None:
         self.started = started
-        self.computed = 0
+        self.computed = started.cached
         self.generated = 0
 
 
@@ -75,9 +76,12 @@ class ProgressFile:
         self._file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
         fcntl.flock(self._file, fcntl.LOCK_EX)
 
-    def started(self, attempt_id: str, *, tenant_id: str, prompt_tokens: int, wall_us: int) -> None:
+    def started(
+        self, attempt_id: str, *, tenant_id: str, prompt_tokens: int, wall_us: int, cached: int = 0
+    ) -> None:
+        """An attempt has got its slot, and the first `cached` tokens of its prompt are in it already."""
         with self._lock:
-            entry = _Started(self._next_number, attempt_id, tenant_id, prompt_tokens, wall_us)
+            entry = _Started(self._next_number, attempt_id, tenant_id, prompt_tokens, wall_us, cached)
             self._next_number += 1
             self._running[attempt_id] = _Running(entry)
             self._append([entry])
@@ -194,7 +198,7 @@ def read_records(path: Path) -> list[AttemptRecord]:
                     finished.pop(attempt_id, None)
     done = {entry.record.attempt_id for entry in _entries(data) if isinstance(entry, _Finished)}
     lost = [
-        _lost_record(entry, counts.get(entry.number, (0, 0, 0, entry.started_ts)))
+        _lost_record(entry, counts.get(entry.number, (entry.cached, 0, 0, entry.started_ts)))
         for entry in started.values()
         if entry.attempt_id not in done
     ]
@@ -208,6 +212,7 @@ def _lost_record(entry: _Started, counts: tuple[int, int, int, int]) -> AttemptR
         tenant_id=entry.tenant_id,
         prompt_tokens=entry.prompt_tokens,
         prompt_tokens_computed=computed,
+        prompt_tokens_cached=entry.cached,
         completion_tokens=generated,
         finish_reason="error",
         error="the worker process died",

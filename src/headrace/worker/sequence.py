@@ -1,5 +1,6 @@
 """One attempt inside the engine loop: its tokens, its text and its counts."""
 
+from headrace.caching.slots import KEPT_IN_FULL, CacheOrder, Wanted
 from headrace.engine.protocol import EngineInfo
 from headrace.request.sampling import Sampling
 from headrace.worker.messages import AttemptRecord, FinishReason
@@ -14,6 +15,8 @@ class Sequence:
         "_last_change_us",
         "arrived_us",
         "attempt_id",
+        "cacheable",
+        "cached",
         "computed",
         "connection_id",
         "first_token_ts",
@@ -22,12 +25,14 @@ class Sequence:
         "last_token",
         "max_tokens",
         "opened_us",
+        "order",
         "prompt",
         "sampling",
         "slot",
         "started_ts",
         "tenant_id",
         "text",
+        "tokens",
     )
 
     def __init__(
@@ -41,6 +46,8 @@ class Sequence:
         sampling: Sampling,
         stop: list[str],
         arrived_us: int,
+        order: CacheOrder = KEPT_IN_FULL,
+        cacheable: int = 0,
     ) -> None:
         assert prompt and max_tokens >= 1
         self.attempt_id = attempt_id
@@ -52,9 +59,16 @@ class Sequence:
         self.text = TextAssembler(stop)
         self.arrived_us = arrived_us
         self.slot = -1
+        self.order = order
+        self.cacheable = cacheable
+        """So many of the prompt's first tokens the client has marked as worth keeping."""
+        self.cached = 0
+        """So many of them were there before this attempt."""
         self.computed = 0
-        """Prompt tokens that are in the KV cache."""
+        """Prompt tokens that are in the KV cache, those that were there before included."""
         self.generated = 0
+        self.tokens: list[int] = []
+        """What was generated."""
         self.last_token = -1
         self.opened_us = 0
         self.started_ts = 0
@@ -72,8 +86,14 @@ class Sequence:
         """KV cells in use. The newest token is not in the cache before the next step computes it."""
         return self.computed + max(0, self.generated - 1)
 
-    def opened(self, slot: int, *, now_us: int, wall_us: int) -> None:
+    @property
+    def wanted(self) -> Wanted:
+        """What it asks of the slots."""
+        return Wanted(tenant=self.tenant_id, prompt=self.prompt, cacheable=self.cacheable, order=self.order)
+
+    def opened(self, slot: int, *, cached: int, now_us: int, wall_us: int) -> None:
         self.slot = slot
+        self.cached = self.computed = cached
         self.opened_us = self._last_change_us = now_us
         self.started_ts = wall_us
 
@@ -86,6 +106,7 @@ class Sequence:
         """Take in a generated token."""
         self.generated += 1
         self.last_token = token
+        self.tokens.append(token)
         if self.generated == 1:
             self.first_token_us = now_us
             self.first_token_ts = wall_us
@@ -109,6 +130,7 @@ class Sequence:
             tenant_id=self.tenant_id,
             prompt_tokens=len(self.prompt),
             prompt_tokens_computed=self.computed,
+            prompt_tokens_cached=self.cached,
             completion_tokens=self.generated,
             finish_reason=reason,
             error=error,

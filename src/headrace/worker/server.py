@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from headrace import bounds
+from headrace.caching.slots import CacheOrder
 from headrace.clock import Clock
 from headrace.engine.protocol import EngineInfo
 from headrace.errors import ProtocolError
@@ -29,6 +30,7 @@ from headrace.worker.messages import (
     Count,
     Counted,
     Drain,
+    EndSession,
     FromWorker,
     Hello,
     News,
@@ -65,6 +67,7 @@ class WorkerServer:
         clock: Clock,
         load_us: int,
         warm_up_us: int,
+        is_caching: bool = True,
     ) -> None:
         self._worker_id = worker_id
         self._info = info
@@ -74,6 +77,7 @@ class WorkerServer:
         self._clock = clock
         self._load_us = load_us
         self._warm_up_us = warm_up_us
+        self._is_caching = is_caching
         self._tokenizer = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._connections: dict[int, _Connection] = {}
         self._next_connection = 0
@@ -164,6 +168,9 @@ class WorkerServer:
                 self._spawn(self._count(number, message))
             case Acknowledge(attempt_ids):
                 self._progress.acknowledged(attempt_ids)
+            case EndSession(session):
+                if self._loop is not None:
+                    self._loop.end_session(session)
             case Drain():
                 self.drain()
 
@@ -183,7 +190,9 @@ class WorkerServer:
         outcome = await asyncio.get_running_loop().run_in_executor(
             self._tokenizer, self._tokenize, "", count.messages
         )
-        tokens: int | None = len(outcome) if isinstance(outcome, list) else outcome.prompt_tokens or None
+        tokens: int | None = (
+            outcome.prompt_tokens or None if isinstance(outcome, Rejected) else len(outcome.tokens)
+        )
         connection = self._connections.get(number)
         if connection is not None:
             connection.send(Counted(count.number, tokens))
@@ -201,27 +210,30 @@ class WorkerServer:
             self._attempts.pop(submit.attempt_id, None)
             self._reject(number, outcome)
             return
-        room = self._info.context_tokens - len(outcome)
+        prompt = outcome.tokens
+        room = self._info.context_tokens - len(prompt)
         maximum = room if submit.max_tokens is None else min(submit.max_tokens, room)
         sequence = Sequence(
             attempt_id=submit.attempt_id,
             tenant_id=submit.tenant_id,
             connection_id=number,
-            prompt=outcome,
+            prompt=prompt,
             max_tokens=maximum,
             sampling=submit.sampling,
             stop=submit.stop,
             arrived_us=arrived_us,
+            order=submit.cache if self._is_caching else CacheOrder(mode="off"),
+            cacheable=outcome.cacheable,
         )
         connection = self._connections.get(number)
         if connection is not None:
-            connection.send(News(accepted=[Accepted(submit.attempt_id, len(outcome), maximum)]))
+            connection.send(News(accepted=[Accepted(submit.attempt_id, len(prompt), maximum)]))
         assert self._loop is not None
         self._loop.submit(sequence)
         if is_aborted:
             self._loop.abort(submit.attempt_id)
 
-    def _tokenize(self, attempt_id: str, messages: list[Message]) -> list[int] | Rejected:
+    def _tokenize(self, attempt_id: str, messages: list[Message]) -> "_Prompt | Rejected":
         """On the tokenizer thread. A prompt that cannot fit is not tokenized at all."""
         context = self._info.context_tokens
         at_least = sum(len(message.content.encode()) for message in messages) // self._prompts.token_bytes_max
@@ -229,6 +241,7 @@ class WorkerServer:
             return Rejected(attempt_id, "context_length_exceeded", "", at_least)
         try:
             tokens = self._prompts.build(messages)
+            cacheable = self._prompts.cacheable(messages, tokens)
         except PromptError as error:
             return Rejected(attempt_id, "invalid_prompt", str(error))
         except Exception:  # noqa: BLE001 - whatever it was: an attempt without an answer would hang for ever
@@ -240,7 +253,7 @@ class WorkerServer:
             return Rejected(attempt_id, "invalid_prompt", "The messages make an empty prompt.")
         if len(tokens) >= context:
             return Rejected(attempt_id, "context_length_exceeded", "", len(tokens))
-        return tokens
+        return _Prompt(tokens, cacheable)
 
     def _abort(self, attempt_id: str) -> None:
         if attempt_id in self._tokenizing:
@@ -280,6 +293,11 @@ class WorkerServer:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+class _Prompt(msgspec.Struct, frozen=True):
+    tokens: list[int]
+    cacheable: int
 
 
 class _Connection(asyncio.Protocol):

@@ -3,9 +3,12 @@
 Written by the engine thread; the age is read by the network thread for the heartbeat.
 """
 
+import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from headrace.worker.messages import AttemptRecord
+
+_log = structlog.get_logger()
 
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128)
 _STEP_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5)
@@ -77,6 +80,46 @@ class StepStats:
         )
         for reason in ("stop", "length", "aborted", "error"):
             self._attempts.labels(reason)
+        self._placements = Counter(
+            "headrace_worker_placements",
+            "Sequences given a slot, by what they took over: nothing, a slot's tokens in place, a copy, a parked state.",
+            ["source"],
+            registry=registry,
+        )
+        for source in ("cold", "place", "copy", "restore"):
+            self._placements.labels(source)
+        self._looked_up = Counter(
+            "kv_cache_prompt_tokens", "Prompt tokens of sequences given a slot.", registry=registry
+        )
+        self._hit_tokens = Counter(
+            "kv_cache_hit_tokens", "Prompt tokens that did not have to be computed.", registry=registry
+        )
+        self._prefix_rate = Gauge(
+            "kv_cache_hit_rate_prefix",
+            "Share of all prompt tokens since the start that did not have to be computed.",
+            registry=registry,
+        )
+        self._session_rate = Gauge(
+            "kv_cache_hit_rate_session",
+            "Share of the requests of conversations since the start that found their conversation's tokens.",
+            registry=registry,
+        )
+        self._prompt_seen = self._prompt_hit = self._sessions_seen = self._sessions_hit = 0
+        self._evictions = Counter(
+            "kv_cache_evictions",
+            "Kept prefixes let go: out of time, for want of room, or ended with their session.",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in ("expired", "pressure", "ended"):
+            self._evictions.labels(reason)
+        self._kept = Gauge(
+            "kv_cache_bytes_kept", "KV memory holding tokens of sequences that have ended.", registry=registry
+        )
+        self._parked = Gauge("kv_cache_bytes_parked", "States put aside in files.", registry=registry)
+        self._restore_failures = Counter(
+            "kv_cache_restore_failures", "Parked states that could not be used.", registry=registry
+        )
         self._faults = Counter("headrace_worker_faults", "Forward calls that failed.", registry=registry)
 
     def step_began(self, now_us: int) -> None:
@@ -117,6 +160,37 @@ class StepStats:
         self._generated.inc(generated)
         if prefill_tokens:
             self._prefill.inc(prefill_tokens)
+
+    def placed(
+        self, *, prompt_tokens: int, cached_tokens: int, has_session: bool, is_session: bool, source: str
+    ) -> None:
+        """A sequence has its slot, and so many tokens of its prompt need not be computed."""
+        self._placements.labels(source).inc()
+        self._looked_up.inc(prompt_tokens)
+        self._hit_tokens.inc(cached_tokens)
+        self._prompt_seen += prompt_tokens
+        self._prompt_hit += cached_tokens
+        self._prefix_rate.set(self._prompt_hit / self._prompt_seen)
+        if has_session:
+            self._sessions_seen += 1
+            self._sessions_hit += is_session
+            self._session_rate.set(self._sessions_hit / self._sessions_seen)
+
+    def evicted(self, reason: str) -> None:
+        """Kept tokens were let go. Those that a sequence took over in place are not lost, so not counted."""
+        if reason != "replaced":
+            self._evictions.labels(reason).inc()
+
+    def kept(self, tokens: int) -> None:
+        """So many tokens stay in slots where nothing runs."""
+        self._kept.set(tokens * self._kv_bytes_per_token)
+
+    def parked(self, bytes_used: int) -> None:
+        self._parked.set(bytes_used)
+
+    def restore_failed(self, reason: str) -> None:
+        self._restore_failures.inc()
+        _log.warning("kv_not_restored", error=reason)
 
     def step_age_s(self, now_us: int) -> float:
         """For how long the step at hand has been running; 0 between steps."""

@@ -62,6 +62,40 @@ class LlamaContext:
         is_removed = self._api.llama_memory_seq_rm(self._memory, slot, -1, -1)
         assert is_removed, f"slot {slot} was not removed"
 
+    def cut(self, slot: int, length: int) -> None:
+        """Forget what a slot holds beyond its first `length` tokens."""
+        is_removed = self._api.llama_memory_seq_rm(self._memory, slot, length, -1)
+        assert is_removed, f"the tail of slot {slot} was not removed"
+
+    def copy(self, source: int, target: int) -> None:
+        """Give `target` all that `source` holds. With a KV of its own for each sequence the library copies the
+        whole of it at the next decode call; with a unified one both share the cells.
+        """
+        self.drop(target)
+        self._api.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+
+    def save(self, slot: int) -> bytes:
+        """What a slot holds, as bytes: about the size of its KV memory in use."""
+        size: int = self._api.llama_state_seq_get_size(self._handle, slot)
+        buffer = self._ffi.new("uint8_t[]", size)
+        written: int = self._api.llama_state_seq_get_data(self._handle, buffer, size, slot)
+        if written != size:
+            raise EngineFault(f"llama.cpp saved {written} of {size} bytes of slot {slot}")
+        return bytes(self._ffi.buffer(buffer, size))
+
+    def restore(self, slot: int, state: bytes) -> None:
+        """Replace what a slot holds by what was saved."""
+        self.drop(slot)
+        source = self._ffi.from_buffer("uint8_t[]", state)
+        read: int = self._api.llama_state_seq_set_data(self._handle, source, len(state), slot)
+        if read != len(state):
+            said = self._log.text()
+            self._log.clear()
+            self.drop(slot)
+            raise EngineFault(
+                f"llama.cpp does not take the saved state ({read} of {len(state)} bytes): {said}"
+            )
+
     def length(self, slot: int) -> int:
         """How many tokens the library holds for a slot."""
         last: int = self._api.llama_memory_seq_pos_max(self._memory, slot)

@@ -1,5 +1,6 @@
 """The engine on llama.cpp: slots of one context, computed batch by batch."""
 
+import hashlib
 import time
 from collections.abc import Sequence
 from typing import Self
@@ -13,6 +14,7 @@ from headrace.engine.llama.sampling import GREEDY_TEMPERATURE_MAX, Logits, greed
 from headrace.engine.llama.settings import LlamaSettings
 from headrace.engine.llama.vocabulary import LlamaVocabulary
 from headrace.engine.protocol import EngineInfo, Forward, Sampling, Span
+from headrace.errors import EngineFault
 
 NOT_SAMPLED = -1
 
@@ -71,11 +73,11 @@ class LlamaEngine:
         """The model's vocabulary."""
         return self._model.vocabulary
 
-    def open(self, slot: int, sampling: Sampling) -> None:
-        """Prepare an empty slot for a new sequence."""
+    def open(self, slot: int, sampling: Sampling, *, held: int = 0) -> None:
+        """Prepare a slot for a new sequence that begins with tokens the slot still holds."""
         assert self._samplings[slot] is None, f"slot {slot} is open already"
+        self._hold(slot, held)
         self._samplings[slot] = sampling
-        self._lengths[slot] = 0
 
     def forward(self, spans: Sequence[Span]) -> Forward:
         """Compute the spans in one batch; see `Engine.forward`.
@@ -101,18 +103,49 @@ class LlamaEngine:
             self._lengths[span.slot] += len(span.tokens)
         return Forward(tokens=tokens, compute_s=compute_s, sample_s=sample_s)
 
-    def close(self, slot: int) -> None:
-        """Drop the slot's KV and sampling; nothing happens when it is not open."""
-        if self._samplings[slot] is None:
-            return
-        self._context.drop(slot)
+    def close(self, slot: int, *, keep: int = 0) -> None:
+        """End the slot's sequence, keeping its first tokens in KV memory."""
         self._samplings[slot] = None
+        self._hold(slot, keep)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Give a slot that is not open the first tokens of another one."""
+        assert self._samplings[target] is None and source != target
+        self._context.copy(source, target)
+        self._lengths[target] = self._lengths[source]
+        self._hold(target, length)
+
+    def save(self, slot: int) -> bytes:
+        """All that a slot holds."""
+        return self._context.save(slot)
+
+    def restore(self, slot: int, state: bytes, length: int) -> None:
+        """Give a slot that is not open what was saved. Raises `EngineFault`."""
+        assert self._samplings[slot] is None
         self._lengths[slot] = 0
+        self._context.restore(slot, state)
+        held = self._context.length(slot)
+        if held < length:
+            self._context.drop(slot)
+            raise EngineFault(f"the saved state holds {held} tokens, not {length}")
+        self._lengths[slot] = held
+        self._hold(slot, length)
 
     def shutdown(self) -> None:
         """Release weights and KV. No call may follow."""
         self._context.free()
         self._model.free()
+
+    def _hold(self, slot: int, length: int) -> None:
+        """Keep a slot's first tokens and drop the rest."""
+        held = self._lengths[slot]
+        assert length <= held, f"slot {slot} holds {held} tokens, not {length}"
+        if length == 0:
+            # Always: after a fault the library may hold tokens that nobody counted.
+            self._context.drop(slot)
+        elif length < held:
+            self._context.cut(slot, length)
+        self._lengths[slot] = length
 
     def _check_spans(self, spans: Sequence[Span]) -> None:
         """Misuse is a bug of the caller; a batch too large would even abort the process."""
@@ -213,4 +246,18 @@ def _describe(model: LlamaModel, context: LlamaContext, settings: LlamaSettings)
         kv_bytes=context.kv_tokens * model.shape.kv_bytes_per_token,
         kv_bytes_per_token=model.shape.kv_bytes_per_token,
         threads=settings.thread_count,
+        state_key=_state_key(model, settings),
     )
+
+
+def _state_key(model: LlamaModel, settings: LlamaSettings) -> str:
+    """The weights' identity with everything that shapes what they compute and how it lies in memory."""
+    identity = settings.weights_sha256
+    if identity is None:  # too large to hash at every start: the file as the system knows it
+        status = settings.model_path.stat()
+        identity = f"{settings.model_path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
+    flash = "flash" if settings.flash_attention else "plain"
+    text = (
+        f"{definitions.BACKEND_NAME}|{identity}|{model.shape.kv_bytes_per_token}|{settings.kv_layout}|{flash}"
+    )
+    return hashlib.sha256(text.encode()).hexdigest()

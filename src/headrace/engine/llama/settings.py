@@ -28,6 +28,8 @@ class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`per_sequence` gives each slot its own memory: faster, and a sequence's logits do not depend on
     the others. `unified` lets sequences share a common prefix."""
     flash_attention: bool = True
+    weights_sha256: str | None = None
+    """Of the model file, where it is known."""
 
     def check(self) -> None:
         """Raise `ConfigError` for a value out of range."""

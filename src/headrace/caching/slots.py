@@ -1,0 +1,361 @@
+"""Who gets which slot of an engine, and what becomes of the KV memory that was in it.
+
+    empty ──▶ running ──▶ kept ──▶ running …          a finished sequence's tokens stay in their slot
+                │           └──▶ parked, or dropped    until the slot or the time is needed
+                └──▶ empty
+
+A new sequence takes over the longest computed prefix there is:
+
+1. *in place*: a kept slot whose tokens it continues; what goes beyond the common part is lost,
+2. *copy*: from any slot, running ones too, into a free one; the donor keeps everything,
+3. *restore*: a parked one, into a free slot,
+4. or it starts cold in a free slot.
+
+If what it could take over is just being computed for another sequence, it waits for that: computing the
+same prefix twice would make both later. Slots are freed least recently used first, plain ones before
+those of sessions.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final, Literal
+
+import msgspec
+
+from headrace.caching.index import BLOCK_TOKENS, Holding, Match, PrefixIndex, Scope
+
+Mode = Literal["full", "prefix_only", "off"]
+Source = Literal["cold", "place", "copy", "restore"]
+
+TAIL_TOKENS_MAX: Final = 2 * BLOCK_TOKENS
+"""A kept slot is taken over in place if no more than this is lost by it, or nothing older could be freed."""
+
+
+class CacheOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What may be kept of a sequence, and who may find it."""
+
+    mode: Mode = "full"
+    group: str | None = None
+    """Tenants of the same group share the prefixes that their requests mark as cacheable."""
+    session: str | None = None
+    """A conversation: kept longer, and freed later."""
+    ttl_s: float = 600.0
+
+
+KEPT_IN_FULL: Final = CacheOrder()
+"""What applies where nothing is said."""
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence that wants a slot."""
+
+    tenant: str
+    prompt: list[int]
+    cacheable: int
+    """So many of the first tokens are marked as a cacheable prefix; 0 if nothing is marked."""
+    order: CacheOrder
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a sequence runs, and what it takes over. To be carried out in the order of the fields."""
+
+    park: Holding | None = None
+    """Save this slot's tokens outside before they are overwritten. It is no longer a slot's."""
+    slot: int
+    source: Source = "cold"
+    donor: Holding | None = None
+    """For `copy` a slot's, for `restore` a parked one."""
+    length: int = 0
+    """Tokens taken over. All but these are to be dropped from the slot."""
+    is_session: bool = False
+    """Whether they come from the same conversation."""
+
+
+class Freed(msgspec.Struct, frozen=True):
+    """A holding that is gone, and why."""
+
+    holding: Holding
+    reason: Literal["expired", "replaced", "pressure", "ended"]
+
+
+class SlotBook:
+    """The slots of one engine. `grain` cuts what may be taken over to multiples, 1 for any length."""
+
+    def __init__(
+        self,
+        num_slots: int,
+        *,
+        grain: int = 1,
+        can_park: Callable[[int], bool] = lambda tokens: False,
+    ) -> None:
+        self._grain = grain
+        self._can_park = can_park
+        self._empty = list(range(num_slots - 1, -1, -1))
+        """Free slots without tokens; the lowest is taken first: engines compute neighbouring slots together."""
+        self._in_slots: dict[int, Holding] = {}
+        self._parked: dict[str, Holding] = {}
+        self._index = PrefixIndex()
+        self._freed: list[Freed] = []
+        self._num_running = 0
+        self._next_expiry_us = 0
+
+    # --- what there is ----------------------------------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        return self._num_running
+
+    @property
+    def num_free(self) -> int:
+        """Slots that a sequence could get: empty, or only kept."""
+        return len(self._empty) + len(self._in_slots) - self.num_running
+
+    @property
+    def kept_tokens(self) -> int:
+        """Tokens in slots where nothing runs."""
+        return sum(holding.num_valid for holding in self._in_slots.values() if not holding.is_running)
+
+    @property
+    def holdings(self) -> Iterator[Holding]:
+        yield from self._in_slots.values()
+        yield from self._parked.values()
+
+    def take_freed(self) -> list[Freed]:
+        """What was let go since the last call."""
+        freed, self._freed = self._freed, []
+        return freed
+
+    # --- coming and going -----------------------------------------------------------------------------
+
+    def place(self, wanted: Wanted, now_us: int) -> Placement | None:
+        """A slot for a sequence. None: it should wait, for a slot or for a prefix that is being computed."""
+        self.expire(now_us)
+        if not self.num_free:
+            return None
+        best, promised = self._best(wanted)
+        ready = self._usable(best.ready if best else 0, wanted)
+        if promised is not None and self._usable(promised.length, wanted) >= ready + BLOCK_TOKENS:
+            return None
+        if best is None or ready < BLOCK_TOKENS:
+            return self._start(wanted, now_us, park=self._free_slot(now_us, spare=None))
+        holding = best.holding
+        is_session = wanted.order.session is not None and holding.session == wanted.order.session
+        if self._is_taken_in_place(holding, ready, tenant=wanted.tenant, is_session=is_session):
+            slot = holding.slot
+            self._drop(holding, "replaced")
+            placement = Placement(slot=slot, source="place", length=ready, is_session=is_session)
+        else:
+            park = self._free_slot(now_us, spare=holding)
+            placement = Placement(
+                park=park,
+                slot=self._empty[-1],
+                source="restore" if holding.parked else "copy",
+                donor=holding,
+                length=ready,
+                is_session=is_session,
+            )
+            holding.used_us = now_us
+        return self._start(wanted, now_us, placement=placement)
+
+    def computed(self, slot: int, num_tokens: int) -> None:
+        """So many of the running sequence's first prompt tokens are computed now."""
+        holding = self._in_slots[slot]
+        assert holding.is_running
+        holding.num_valid = min(num_tokens, len(holding.tokens)) // self._grain * self._grain
+
+    def finish(self, slot: int, generated: list[int], wanted: Wanted, now_us: int) -> int:
+        """A sequence has ended. `generated` are the tokens behind its prompt that are in the KV memory too.
+
+        Returns how many tokens to keep in the slot; 0: none, it is empty.
+        """
+        holding = self._in_slots[slot]
+        self._stopped(holding)
+        order = wanted.order
+        keep = holding.num_valid
+        if order.mode == "off":
+            keep = 0
+        elif order.mode == "prefix_only":
+            keep = min(keep, wanted.cacheable // self._grain * self._grain)
+        elif self._grain == 1 and keep == len(wanted.prompt):
+            keep += len(generated)
+        if keep < BLOCK_TOKENS:
+            self._drop(holding, "ended")
+            return 0
+        self._index.remove(holding)
+        holding.tokens = (wanted.prompt + generated)[:keep]
+        self._index.add(holding)
+        holding.num_valid = keep
+        holding.used_us = now_us
+        holding.expires_us = now_us + int(order.ttl_s * 1e6)
+        self._next_expiry_us = min(self._next_expiry_us, holding.expires_us)
+        return keep
+
+    def abandon(self, slot: int) -> None:
+        """The slot's tokens are worth nothing: its engine failed."""
+        holding = self._in_slots[slot]
+        self._stopped(holding)
+        self._drop(holding, "ended")
+
+    # --- parked ---------------------------------------------------------------------------------------
+
+    def parked(self, holding: Holding, name: str) -> None:
+        """The tokens of a slot that `place` gave to another sequence are saved under this name."""
+        assert holding.slot < 0 and name not in self._parked
+        holding.parked = name
+        self._parked[name] = holding
+        self._index.add(holding)
+
+    def adopt(self, holding: Holding) -> None:
+        """Take in what an earlier life of the worker has parked."""
+        assert holding.parked is not None
+        self._parked[holding.parked] = holding
+        self._index.add(holding)
+
+    def forget_parked(self, name: str, reason: Literal["expired", "pressure", "ended"]) -> None:
+        """It is no longer there."""
+        self._drop(self._parked[name], reason)
+
+    def oldest_parked(self) -> Holding | None:
+        """The one to give up first when there is no more room outside."""
+        return min(self._parked.values(), key=_age, default=None)
+
+    # --- time and memory ------------------------------------------------------------------------------
+
+    def expire(self, now_us: int) -> None:
+        """Let go of what nobody has asked for in its time."""
+        if now_us < self._next_expiry_us:
+            return
+        for holding in list(self.holdings):
+            if not holding.is_running and holding.expires_us <= now_us:
+                self._drop(holding, "expired")
+        self._next_expiry_us = min((one.expires_us for one in self.holdings if not one.is_running), default=0)
+
+    def end_session(self, session: str) -> int:
+        """Let go of a conversation's tokens where nothing runs; how many holdings those were."""
+        ended = [one for one in self.holdings if one.session == session and not one.is_running]
+        for holding in ended:
+            self._drop(holding, "ended")
+        return len(ended)
+
+    def kept(self) -> list[Holding]:
+        """Slots where nothing runs, the one to be given up first in front."""
+        return sorted((one for one in self._in_slots.values() if not one.is_running), key=_age)
+
+    def release(self, holding: Holding, *, is_parked: bool) -> None:
+        """Give up a kept slot; what it held is parked, or lost."""
+        assert holding.slot >= 0 and not holding.is_running
+        if is_parked:
+            self._vacate(holding)
+        else:
+            self._drop(holding, "pressure")
+
+    # --- inside -----------------------------------------------------------------------------------------
+
+    def _best(self, wanted: Wanted) -> tuple[Match | None, Match | None]:
+        """The longest computed prefix, and the longest that is still being computed."""
+        if wanted.order.mode == "off":
+            return None, None
+        scopes: list[Scope] = [("tenant", wanted.tenant)]
+        if wanted.order.group is not None:
+            scopes.append(("group", wanted.order.group))
+        matches = self._index.find(wanted.prompt, scopes)
+        best = max(
+            matches,
+            key=lambda match: (
+                match.ready,
+                match.holding.session is not None and match.holding.session == wanted.order.session,
+                not match.holding.parked,
+                not match.holding.is_running,
+            ),
+            default=None,
+        )
+        promised = max(
+            (one for one in matches if one.holding.is_running and one.ready < one.length),
+            key=lambda match: match.length,
+            default=None,
+        )
+        return best, promised
+
+    def _usable(self, length: int, wanted: Wanted) -> int:
+        """How much of a prompt may be taken over: at least one token has to be computed for an answer."""
+        return min(length, len(wanted.prompt) - 1) // self._grain * self._grain
+
+    def _is_taken_in_place(self, holding: Holding, ready: int, *, tenant: str, is_session: bool) -> bool:
+        if holding.slot < 0 or holding.is_running:
+            return False
+        if not self._empty and not any(one is not holding for one in self.kept()):
+            return True  # there is no other slot to copy it to
+        lost = holding.num_valid - ready
+        return holding.tenant == tenant and (is_session or lost <= TAIL_TOKENS_MAX)
+
+    def _free_slot(self, now_us: int, *, spare: Holding | None) -> Holding | None:
+        """Make sure that a slot is empty. Returns what has to be parked for it, if anything."""
+        if self._empty:
+            return None
+        victim = next((one for one in self.kept() if one is not spare), spare)
+        assert victim is not None and not victim.is_running
+        if self._can_park(victim.num_valid):
+            self._vacate(victim)
+            return victim
+        self._drop(victim, "pressure")
+        return None
+
+    def _start(
+        self,
+        wanted: Wanted,
+        now_us: int,
+        *,
+        park: Holding | None = None,
+        placement: Placement | None = None,
+    ) -> Placement:
+        if placement is None:
+            placement = Placement(park=park, slot=self._empty[-1])
+        self._empty.remove(placement.slot)
+        order = wanted.order
+        holding = Holding(
+            tenant=wanted.tenant,
+            # While it runs, no more of it may be found than may be kept.
+            tokens=wanted.prompt[: wanted.cacheable] if order.mode == "prefix_only" else wanted.prompt,
+            slot=placement.slot,
+            group=order.group,
+            shared=wanted.cacheable,
+            session=order.session,
+        )
+        holding.is_running = True
+        self._num_running += 1
+        holding.used_us = now_us
+        self._in_slots[placement.slot] = holding
+        if order.mode == "off":
+            holding.tokens = []
+        holding.num_valid = min(placement.length, len(holding.tokens))
+        self._index.add(holding)
+        return placement
+
+    def _stopped(self, holding: Holding) -> None:
+        assert holding.is_running
+        holding.is_running = False
+        self._num_running -= 1
+
+    def _vacate(self, holding: Holding) -> None:
+        """Take a holding out of its slot without losing what it says."""
+        self._index.remove(holding)
+        del self._in_slots[holding.slot]
+        self._put_empty(holding.slot)
+        holding.slot = -1
+
+    def _drop(self, holding: Holding, reason: Literal["expired", "replaced", "pressure", "ended"]) -> None:
+        self._index.remove(holding)
+        if holding.parked is not None:
+            del self._parked[holding.parked]
+        else:
+            del self._in_slots[holding.slot]
+            self._put_empty(holding.slot)
+        self._freed.append(Freed(holding, reason))
+
+    def _put_empty(self, slot: int) -> None:
+        self._empty.append(slot)
+        self._empty.sort(reverse=True)
+
+
+def _age(holding: Holding) -> tuple[bool, int]:
+    """Plain ones before conversations, then the least recently used."""
+    return holding.session is not None, holding.used_us

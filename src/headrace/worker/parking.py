@@ -1,0 +1,140 @@
+"""KV memory put aside in files, so that it outlives its slot and its process.
+
+One directory for each worker, readable by this user only. A file has a head (MessagePack: what the tokens are,
+whose, for how long) and the engine's state behind it. It is written under another name and renamed, so a file is
+whole or not there. Nothing is synced: after a power cut the worst is that something has to be computed anew,
+and a state whose checksum is wrong is not taken.
+
+The operating system's page cache makes this as fast as memory (`benchmarks/kv-choices.md`); an operator who wants
+it there for sure puts the directory on tmpfs.
+"""
+
+import os
+import secrets
+import struct
+import zlib
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from headrace.caching.index import Holding
+
+SUFFIX: Final = ".kv"
+_HEAD: Final = struct.Struct(">II")
+_log = structlog.get_logger()
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    state_key: str
+    tenant: str
+    group: str | None
+    shared: int
+    session: str | None
+    tokens: list[int]
+    expires_ts: int
+    checksum: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Head).decode
+
+
+class Parking:
+    """The parked states of one worker. Belongs to the engine thread."""
+
+    def __init__(self, directory: Path, *, state_key: str, bytes_max: int) -> None:
+        """`state_key` says which engines can restore each other's states (`EngineInfo.state_key`)."""
+        self._directory = directory
+        self._state_key = state_key
+        self.bytes_max = bytes_max
+        self._sizes: dict[str, int] = {}
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @property
+    def bytes_used(self) -> int:
+        return sum(self._sizes.values())
+
+    def scan(self, now_ts: int) -> list[tuple[Holding, int]]:
+        """What an earlier life left and can be used: (holding, time of its expiry). The rest is removed."""
+        found = []
+        for path in sorted(self._directory.iterdir()):
+            head = _read_head(path) if path.suffix == SUFFIX else None
+            if head is None or head.state_key != self._state_key or head.expires_ts <= now_ts:
+                path.unlink(missing_ok=True)
+                continue
+            self._sizes[path.stem] = path.stat().st_size
+            holding = Holding(
+                tenant=head.tenant,
+                tokens=head.tokens,
+                parked=path.stem,
+                group=head.group,
+                shared=head.shared,
+                session=head.session,
+                num_valid=len(head.tokens),
+            )
+            found.append((holding, head.expires_ts))
+        return found
+
+    def save(self, holding: Holding, state: bytes, *, expires_ts: int) -> str | None:
+        """Write a state; its name, or None if the disk does not take it."""
+        head = _encode(
+            _Head(
+                self._state_key,
+                holding.tenant,
+                holding.group,
+                holding.shared,
+                holding.session,
+                holding.tokens,
+                expires_ts,
+                zlib.crc32(state),
+            )
+        )
+        name = secrets.token_hex(16)
+        path = self._path(name)
+        fresh = path.with_suffix(".new")
+        try:
+            with open(fresh, "xb", opener=_private) as file:
+                file.write(_HEAD.pack(len(head), zlib.crc32(head)))
+                file.write(head)
+                file.write(state)
+            fresh.rename(path)
+        except OSError as error:
+            fresh.unlink(missing_ok=True)
+            _log.warning("kv_not_parked", error=str(error))
+            return None
+        self._sizes[name] = _HEAD.size + len(head) + len(state)
+        return name
+
+    def load(self, name: str) -> bytes | None:
+        """A state; None if it is damaged or gone."""
+        try:
+            data = self._path(name).read_bytes()
+            length, _ = _HEAD.unpack_from(data)
+            head = _decode(data[_HEAD.size : _HEAD.size + length])
+        except (OSError, struct.error, msgspec.DecodeError):
+            return None
+        state = data[_HEAD.size + length :]
+        return state if zlib.crc32(state) == head.checksum else None
+
+    def remove(self, name: str) -> None:
+        self._sizes.pop(name, None)
+        self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return self._directory / f"{name}{SUFFIX}"
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _read_head(path: Path) -> _Head | None:
+    try:
+        with path.open("rb") as file:
+            length, checksum = _HEAD.unpack(file.read(_HEAD.size))
+            data = file.read(length)
+        return _decode(data) if zlib.crc32(data) == checksum else None
+    except (OSError, struct.error, msgspec.DecodeError):
+        return None
