@@ -194,6 +194,7 @@ _EXAMPLES: dict[str, Any] = {
     "request_id": "req_…",
     "status": 400,
     "bound": "requests",
+    "session_id": "sess_…",
 }
 
 

@@ -20,6 +20,8 @@ STOP_STRINGS_MAX: Final = 16
 STOP_STRING_BYTES_MAX: Final = 512
 USER_BYTES_MAX: Final = 256
 MODEL_NAME_BYTES_MAX: Final = 256
+CONVERSATION_NAME_MAX: Final = 128
+"""Characters of `conversation_id` and `session_id`."""
 MAX_TOKENS_MAX: Final = 1_000_000_000
 """Larger values of `max_tokens` are refused as nonsense; smaller ones are clamped to the context."""
 
@@ -98,6 +100,10 @@ TENANT_PAGE_ENTRIES_MAX: Final = 20_000
 CHUNK_GRAIN: Final = 32
 """Tokens. Prompts are read in by multiples of this, because matrix kernels work in rows of 32, and no
 smaller piece of a prompt is computed by itself if it can be avoided: a call has a cost of its own."""
+
+# --- sessions -----------------------------------------------------------------------------------
+SESSIONS_MAX: Final = 100_000
+"""Sessions known at once, of all tenants; the one that was idle longest makes room."""
 
 # --- caches ------------------------------------------------------------------------------------
 VERIFIED_KEYS_MAX: Final = 10_000

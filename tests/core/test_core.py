@@ -78,6 +78,9 @@ class SilentReplica:
     async def count_prompt(self, messages: list[Message]) -> int | None:
         return None
 
+    def end_session(self, session: str) -> None:
+        """Keeps nothing."""
+
     def start(self, task: Task) -> SilentAnswer:
         self.answers.append(SilentAnswer())
         return self.answers[-1]

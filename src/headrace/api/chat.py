@@ -6,7 +6,7 @@ accepted without an effect is listed in `NO_OPS` and in the documentation.
 """
 
 import re
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -33,6 +33,10 @@ class ChatCall(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None
     stop: list[str]
     user: str | None
+    session_id: str | None = None
+    """A session that `POST /v1/sessions` has issued."""
+    conversation_id: str | None = None
+    """The client's own name of a conversation."""
 
     def sampling(self, defaults: Sampling) -> Sampling:
         """What the client asked for, completed by the model's defaults and the seed drawn for it."""
@@ -49,9 +53,16 @@ class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool = False
 
 
+class _CacheControl(msgspec.Struct, forbid_unknown_fields=True):
+    """Marks the end of a prefix that is worth keeping."""
+
+    type: Literal["ephemeral"]
+
+
 class _TextPart(msgspec.Struct, forbid_unknown_fields=True):
     type: str
     text: str | msgspec.UnsetType = msgspec.UNSET
+    cache_control: "_CacheControl | None" = None
     image_url: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     input_audio: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     file: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -68,12 +79,15 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True):
     tool_calls: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     tool_call_id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     function_call: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    cache_control: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    cache_control: "_CacheControl | None" = None
 
 
 _Raw = msgspec.Raw | msgspec.UnsetType
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=bounds.MAX_TOKENS_MAX)] | None
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=bounds.MODEL_NAME_BYTES_MAX)]
+
+
+_ConversationName = Annotated[str, msgspec.Meta(min_length=1, max_length=bounds.CONVERSATION_NAME_MAX)] | None
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -90,6 +104,8 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: str | list[str] | None = None
     user: Annotated[str, msgspec.Meta(max_length=bounds.USER_BYTES_MAX)] | None = None
+    session_id: _ConversationName = None
+    conversation_id: _ConversationName = None
     # Accepted without an effect (`NO_OPS`).
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
@@ -97,7 +113,6 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     # Known, not served yet: only their neutral values pass (`NEUTRAL`).
     audio: _Raw = msgspec.UNSET
     allow_degrade: _Raw = msgspec.UNSET
-    conversation_id: _Raw = msgspec.UNSET
     cost_priority: _Raw = msgspec.UNSET
     feature: _Raw = msgspec.UNSET
     frequency_penalty: _Raw = msgspec.UNSET
@@ -118,7 +133,6 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     repetition_penalty: _Raw = msgspec.UNSET
     response_format: _Raw = msgspec.UNSET
     service_tier: _Raw = msgspec.UNSET
-    session_id: _Raw = msgspec.UNSET
     tool_choice: _Raw = msgspec.UNSET
     tools: _Raw = msgspec.UNSET
     top_logprobs: _Raw = msgspec.UNSET
@@ -184,6 +198,8 @@ def decode(body: bytes) -> ChatCall:
     except UnicodeDecodeError as error:
         raise refusals.malformed(f"The body is not valid UTF-8 (byte {error.start}).") from None
     _refuse_unserved(raw)
+    if raw.session_id is not None and raw.conversation_id is not None:
+        raise refusals.invalid_value("conversation_id", "Give 'session_id' or 'conversation_id', not both.")
     return ChatCall(
         model=raw.model,
         messages=[_flatten(index, message) for index, message in enumerate(raw.messages)],
@@ -196,6 +212,8 @@ def decode(body: bytes) -> ChatCall:
         seed=raw.seed,
         stop=_stop_strings(raw.stop),
         user=_user(raw.user),
+        session_id=raw.session_id,
+        conversation_id=raw.conversation_id,
     )
 
 
@@ -251,19 +269,20 @@ def _flatten(index: int, message: _Message) -> Message:
         raise refusals.invalid_value(
             f"{where}.role", f"'{message.role[:40]}' is not a role. Allowed: {', '.join(_ROLES)}."
         )
-    for name in ("audio", "tool_calls", "tool_call_id", "function_call", "cache_control"):
+    for name in ("audio", "tool_calls", "tool_call_id", "function_call"):
         value = getattr(message, name)
         if value is not msgspec.UNSET and bytes(value) not in (b"null", b"[]"):
             raise refusals.unsupported_field(
                 f"{where}.{name}", f"'{name}' is not supported yet. Leave it out."
             )
+    is_cache_end = message.cache_control is not None
     if isinstance(message.content, str):
-        return Message(role, message.content)
+        return Message(role, message.content, is_cache_end)
     if message.content is None:
         raise refusals.invalid_value(f"{where}.content", "'content' must be a text or a list of text parts.")
-    return Message(
-        role, "".join(_part_text(where, position, part) for position, part in enumerate(message.content))
-    )
+    text = "".join(_part_text(where, position, part) for position, part in enumerate(message.content))
+    is_cache_end = is_cache_end or any(part.cache_control is not None for part in message.content)
+    return Message(role, text, is_cache_end)
 
 
 def _part_text(where: str, position: int, part: _TextPart) -> str:

@@ -133,6 +133,15 @@ def usage_not_found(request_id: str) -> Refusal:
     )
 
 
+def session_not_found(session_id: str) -> Refusal:
+    return _invalid(
+        f"There is no session '{session_id}' of this tenant; it may have ended. POST /v1/sessions begins one.",
+        code="session_not_found",
+        param="session_id",
+        status=404,
+    )
+
+
 def no_such_route(method: str, path: str) -> Refusal:
     return _invalid(f"There is no route {method} {path}.", code="route_not_found", status=404)
 

@@ -71,8 +71,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Keep the KV memory of finished requests, and take over what a tenant's next prompt has in common with it."""
     cache_ttl_s: Annotated[float, msgspec.Meta(gt=0, le=604_800)] = 600.0
     """How long something is kept that nobody asks for."""
-    session_ttl_s: Annotated[float, msgspec.Meta(gt=0, le=604_800)] = 1200.0
-    """The same for conversations (`session_id`, `conversation_id`)."""
     parking_mib: Annotated[int, msgspec.Meta(ge=0, le=1_048_576)] = 512
     """Most space for KV memory put aside in files under the data directory when its slot is needed; it outlives the
     worker. 0 puts nothing aside."""
@@ -199,6 +197,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Time between keep-alive comments on a stream that has nothing to say yet."""
     request_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 600.0
     """Most time from a worker's grant to the end of the answer."""
+    session_ttl_s: Annotated[float, msgspec.Meta(gt=0, le=604_800)] = 1200.0
+    """A session, and what is kept of a conversation, ends after so long without a request."""
     lease_s: Annotated[float, msgspec.Meta(gt=0, le=3_600)] = 30.0
     """A request on a worker that nobody has seen alive for so long is ended and what it holds is given back; its
     record is posted should it still come."""

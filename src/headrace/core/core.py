@@ -14,6 +14,8 @@ import structlog
 from headrace.admission.controller import AdmissionController, Applicant, LimitReached
 from headrace.admission.entry import Entry, Phase
 from headrace.api import refusals
+from headrace.api.chat import ChatCall
+from headrace.caching.slots import CacheOrder
 from headrace.clock import Clock
 from headrace.config.settings import ModelSettings, SamplingDefaults, Settings
 from headrace.core.accounts import CallerAccounts
@@ -23,8 +25,10 @@ from headrace.core.metrics import CoreMetrics
 from headrace.core.operation import Operation
 from headrace.core.refusal_log import RefusalLog
 from headrace.core.replica import Replica, ReplicaBusy
+from headrace.core.sessions import Sessions
 from headrace.core.watch import Watch
 from headrace.errors import Refusal
+from headrace.identity import Identity
 from headrace.ledger.closing import EXPIRED, LATE, NOTHING, RECOVERED, SHUTDOWN, Counts, Ending, close
 from headrace.ledger.records import OperationRecord, Reservation
 from headrace.limits.window import WINDOW_US
@@ -51,11 +55,18 @@ class ServedModel:
     """A model that clients can ask for, with its queue and its replicas."""
 
     def __init__(
-        self, model_id: str, *, sampling: SamplingDefaults, queue: ModelQueue[Entry], created_s: int
+        self,
+        model_id: str,
+        *,
+        sampling: SamplingDefaults,
+        queue: ModelQueue[Entry],
+        created_s: int,
+        cache_ttl_s: float,
     ) -> None:
         self.model_id = model_id
         self.sampling = sampling
         self.created_s = created_s
+        self.cache_ttl_s = cache_ttl_s
         self.queue = queue
         self.replicas: dict[str, Replica] = {}
         self.busy: dict[str, int] = {}
@@ -69,6 +80,11 @@ class ServedModel:
     def can_count(self) -> bool:
         """Whether a replica can count a prompt's tokens exactly."""
         return any(replica.can_count for replica in self.replicas.values())
+
+
+def session_key(tenant: str, session_id: str) -> str:
+    """How workers call a session."""
+    return f"{tenant}/s/{session_id}"
 
 
 class Core:
@@ -90,6 +106,7 @@ class Core:
         self.metrics = metrics
         self.controller = AdmissionController(lease_us=int(settings.lease_s * 1e6))
         self.accounts = CallerAccounts(self.controller.accounts, directory, clock, cluster=settings.limits)
+        self.sessions = Sessions(clock, ttl_s=settings.session_ttl_s)
         self.is_stopping = False
         self._cut_us = 0
         self.models: dict[str, ServedModel] = {}
@@ -120,6 +137,7 @@ class Core:
             sampling=settings.sampling_defaults,
             queue=queue,
             created_s=self.clock.wall_us() // 1_000_000,
+            cache_ttl_s=settings.engine.cache_ttl_s,
         )
 
     def expect_replica(self, model_id: str, replica_id: str) -> None:
@@ -275,6 +293,29 @@ class Core:
         self._late.add(late)
         late.add_done_callback(self._late.discard)
         self._dispatch_all()
+
+    def cache_order(self, model: ServedModel, identity: Identity, call: ChatCall) -> CacheOrder:
+        """What may be kept of a request, and who may find it. Raises `Refusal` (404) for a session that is none."""
+        mode, group = self.directory.cache_of(identity.tenant)
+        session = None
+        if call.session_id is not None:
+            if self.sessions.use(call.session_id, identity.tenant) is None:
+                raise refusals.session_not_found(call.session_id[:80])
+            session = session_key(identity.tenant, call.session_id)
+        elif call.conversation_id is not None:
+            # A client's own name means something only together with its tenant and key.
+            session = f"{identity.tenant}/c/{identity.jti}/{call.conversation_id}"
+        ttl_s = model.cache_ttl_s if session is None else self.settings.session_ttl_s
+        return CacheOrder(mode=mode, group=group, session=session, ttl_s=ttl_s)
+
+    def end_session(self, session_id: str, tenant: str) -> bool:
+        """Forget a session and what the workers keep of it. False if there is none of this tenant."""
+        if not self.sessions.end(session_id, tenant):
+            return False
+        for model in self.models.values():
+            for replica in model.replicas.values():
+                replica.end_session(session_key(tenant, session_id))
+        return True
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """A task that the core owns, so that it outlives the client's."""

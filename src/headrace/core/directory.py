@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 
 from headrace import bounds
+from headrace.caching.slots import Mode
 from headrace.clock import Clock
 from headrace.config.limits import NO_CHANGES, NO_LEVELS, UNLIMITED, LevelChanges, Limits
 from headrace.core import checks
@@ -104,6 +105,10 @@ class Directory:
             found = caller_levels(self._tenants[tenant], self._keys[jti], user, model)
             self._resolved[(jti, user, model)] = found
         return found
+
+    def cache_of(self, tenant: str) -> tuple[Mode, str | None]:
+        """What may be kept of a tenant's requests, and the group it shares marked prefixes with."""
+        return "full", None
 
     def department_of(self, jti: str) -> str | None:
         """The department a key belongs to; None also for a key that is not on record any more."""

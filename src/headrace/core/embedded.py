@@ -31,6 +31,9 @@ class EmbeddedReplica:
     async def count_prompt(self, messages: list[Message]) -> int | None:
         return await self.link.count(messages)
 
+    def end_session(self, session: str) -> None:
+        self.link.end_session(session)
+
     def start(self, task: Task) -> "EmbeddedAnswer":
         call = task.call
         attempt = self.link.submit(
@@ -41,6 +44,7 @@ class EmbeddedReplica:
                 max_tokens=task.max_tokens,
                 sampling=task.sampling,
                 stop=call.stop,
+                cache=task.cache,
             )
         )
         return EmbeddedAnswer(self, task, attempt)

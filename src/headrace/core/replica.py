@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from headrace.api.chat import ChatCall
+from headrace.caching.slots import CacheOrder
 from headrace.ledger.closing import Counts
 from headrace.request.messages import Message
 from headrace.request.sampling import Sampling
@@ -29,6 +30,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     is_limited: bool
     """The maximum is a limit's and has to be kept, also by a foreign server that the client gave none."""
     sampling: Sampling
+    cache: CacheOrder
+    """What of it a worker may keep."""
     body: bytes
     """The request as it came, for replicas that speak the same protocol."""
     traceparent: str
@@ -130,6 +133,10 @@ class Replica(Protocol):
 
     async def count_prompt(self, messages: list[Message]) -> int | None:
         """Tokens of a prompt; None if that is not known here."""
+        ...
+
+    def end_session(self, session: str) -> None:
+        """Forget what is kept of a conversation."""
         ...
 
     def start(self, task: Task) -> Answer: ...

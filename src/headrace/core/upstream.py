@@ -34,6 +34,8 @@ _PATH: Final = "/chat/completions"
 _NO_CHOICES: Final = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _HAS_CONTENT: Final = re.compile(rb'"content"\s*:\s*"[^"]')
 _ERROR: Final = re.compile(rb'^data:\s*\{\s*"error"\s*:')
+_OURS: Final = re.compile(rb'"(?:max_new_tokens|session_id|conversation_id|cache_control)"')
+"""Fields that OpenAI's API does not have."""
 _INCLUDE_USAGE: Final = b',"stream_options":{"include_usage":true}}'
 _CLIENT_ERRORS: Final = frozenset({400, 404, 413, 415, 422})
 """Statuses that say something about the client's request; all others are the upstream's own trouble."""
@@ -87,6 +89,9 @@ class UpstreamReplica:
     async def count_prompt(self, messages: list[Message]) -> int | None:
         """Not without its tokenizer: the bound stands until its usage arrives."""
         return None
+
+    def end_session(self, session: str) -> None:
+        """A foreign server knows no sessions of ours."""
 
     def start(self, task: Task) -> "UpstreamAnswer":
         return UpstreamAnswer(self, task)
@@ -282,7 +287,9 @@ def upstream_body(body: bytes, *, is_stream: bool, model: str | None, max_tokens
     Nearly always a few bytes put behind; there, because of a name that stands twice every reader takes the
     last. The body is taken apart where a value has to change, or where a name might be hidden by escapes.
     """
-    is_changed = model is not None or max_tokens is not None or b'"max_new_tokens"' in body or b"\\u" in body
+    is_changed = (
+        model is not None or max_tokens is not None or b"\\u" in body or _OURS.search(body) is not None
+    )
     if not is_changed and not (is_stream and b'"stream_options"' in body):
         return body.rstrip()[:-1] + _INCLUDE_USAGE if is_stream else body
     content = msgspec.json.decode(body)
@@ -290,7 +297,12 @@ def upstream_body(body: bytes, *, is_stream: bool, model: str | None, max_tokens
         content["model"] = model
     if content.get("max_new_tokens") is not None:
         content.setdefault("max_tokens", content["max_new_tokens"])
-    content.pop("max_new_tokens", None)
+    for name in ("max_new_tokens", "session_id", "conversation_id"):
+        content.pop(name, None)
+    for message in content.get("messages", ()):
+        message.pop("cache_control", None)
+        for part in message["content"] if isinstance(message.get("content"), list) else ():
+            part.pop("cache_control", None)
     if max_tokens is not None:
         content["max_tokens"] = max_tokens
     if is_stream:

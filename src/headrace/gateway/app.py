@@ -16,6 +16,7 @@ from headrace.gateway.chat import ChatCompletions
 from headrace.gateway.exchange import Exchange, ids, new_hex_id, refusal_headers
 from headrace.gateway.identify import Identifier
 from headrace.gateway.reads import Reads
+from headrace.gateway.sessions import SessionRoutes
 from headrace.http import HttpRequest, Responder
 from headrace.identity import Identity
 from headrace.telemetry.request_log import RequestLog
@@ -39,15 +40,18 @@ class Gateway:
         self._request_log = log
         self._reads = Reads(core)
         chat = ChatCompletions(core, settings, clock)
+        sessions = SessionRoutes(core)
         # Exact paths first, then prefixes: {path: {method: handler}}.
         self._exact: dict[str, dict[str, Route]] = {
             "/v1/chat/completions": {"POST": chat},
             "/v1/models": {"GET": self._reads.models},
             "/v1/limits": {"GET": self._reads.limits},
+            "/v1/sessions": {"POST": sessions.begin},
         }
         self._prefixes: dict[str, dict[str, Route]] = {
             "/v1/models/": {"GET": self._reads.model},
             "/v1/usage/": {"GET": self._reads.usage},
+            "/v1/sessions/": {"GET": sessions.show, "DELETE": sessions.end},
         }
 
     async def handle(self, request: HttpRequest, responder: Responder) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 from headrace.admission.controller import NeedsCount, NeedsTrim
 from headrace.api import chat, completion, refusals
 from headrace.api.chat import ChatCall
+from headrace.caching.slots import CacheOrder
 from headrace.clock import Clock
 from headrace.config.settings import Settings
 from headrace.core.core import Core
@@ -49,6 +50,7 @@ class ChatCompletions:
             require_scope(identity, "chat:stream")
         exchange.model = call.model
         exchange.is_stream = call.is_stream
+        cache = self._cache(identity, call)
         operation = await self._accept(exchange, identity, call)
         exchange.limit_headers = self._core.accounts.headers(operation.entry.accounts)
         if operation.size.is_clamped:
@@ -56,9 +58,9 @@ class ChatCompletions:
         try:
             async with operation:
                 if call.is_stream:
-                    await self._stream(exchange, operation, call)
+                    await self._stream(exchange, operation, call, cache)
                 else:
-                    await self._complete(exchange, operation, call)
+                    await self._complete(exchange, operation, call, cache)
         finally:
             exchange.record = operation.record
 
@@ -85,14 +87,24 @@ class ChatCompletions:
                 await self._core.count_held(needs.entries)
         raise AssertionError("the last try asks for nothing")
 
-    async def _complete(self, exchange: Exchange, operation: Operation, call: ChatCall) -> None:
-        answer = await self._begin(exchange, operation, call)
+    def _cache(self, identity: Identity, call: ChatCall) -> CacheOrder:
+        model = self._core.models.get(call.model)
+        if model is None:
+            raise refusals.model_not_found(call.model)
+        return self._core.cache_order(model, identity, call)
+
+    async def _complete(
+        self, exchange: Exchange, operation: Operation, call: ChatCall, cache: CacheOrder
+    ) -> None:
+        answer = await self._begin(exchange, operation, call, cache)
         body = await answer.complete()
         record = await operation.settle()
         exchange.send_json(body, headers=usage_headers(record) + exchange.limit_headers)
 
-    async def _stream(self, exchange: Exchange, operation: Operation, call: ChatCall) -> None:
-        answer = await self._begin(exchange, operation, call)
+    async def _stream(
+        self, exchange: Exchange, operation: Operation, call: ChatCall, cache: CacheOrder
+    ) -> None:
+        answer = await self._begin(exchange, operation, call, cache)
         responder = exchange.responder
         if not responder.has_started:
             exchange.start_stream()
@@ -103,14 +115,16 @@ class ChatCompletions:
         responder.write(answer.ending())
         responder.end()
 
-    async def _begin(self, exchange: Exchange, operation: Operation, call: ChatCall) -> Answer:
+    async def _begin(
+        self, exchange: Exchange, operation: Operation, call: ChatCall, cache: CacheOrder
+    ) -> Answer:
         """Wait for a replica and start on it; should it be full after all, wait on as the next one."""
         while True:
             if call.is_stream:
                 await self._wait_for_grant(exchange, operation)
             else:
                 await operation.granted()
-            answer = operation.start(self._task(exchange, operation, call))
+            answer = operation.start(self._task(exchange, operation, call, cache))
             try:
                 await answer.begin()
             except ReplicaBusy as busy:
@@ -130,7 +144,7 @@ class ChatCompletions:
             if await operation.granted(self._settings.keep_alive_ms / 1000):
                 return
 
-    def _task(self, exchange: Exchange, operation: Operation, call: ChatCall) -> Task:
+    def _task(self, exchange: Exchange, operation: Operation, call: ChatCall, cache: CacheOrder) -> Task:
         waited_us = operation.granted_us - operation.accepted_us
         self._core.metrics.overhead.observe(
             max(0, self._clock.monotonic_us() - exchange.began_us - waited_us) / 1e6
@@ -145,6 +159,7 @@ class ChatCompletions:
             max_tokens=operation.size.maximum,
             is_limited=operation.size.is_limited,
             sampling=call.sampling(self._defaults(operation)),
+            cache=cache,
             body=exchange.request.body,
             traceparent=exchange.traceparent,
         )

@@ -25,6 +25,7 @@ from headrace.worker.messages import (
     Count,
     Counted,
     Drain,
+    EndSession,
     FromWorker,
     Hello,
     News,
@@ -160,6 +161,10 @@ class WorkerLink(asyncio.Protocol):
     def acknowledge(self, attempt_ids: list[str]) -> None:
         if not self.lost.is_set():
             self._send(Acknowledge(attempt_ids))
+
+    def end_session(self, session: str) -> None:
+        if not self.lost.is_set():
+            self._send(EndSession(session))
 
     def drain(self) -> None:
         if not self.lost.is_set():

@@ -128,6 +128,7 @@ class EngineSlots:
         if name is not None:
             self.book.parked(holding, name)
             self._stats.parked(parking.bytes_used)
+            self._stats.evicted("parked")
 
     def _can_park(self, tokens: int) -> bool:
         if self._parking is None or tokens < BLOCK_TOKENS:

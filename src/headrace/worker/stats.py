@@ -107,11 +107,11 @@ class StepStats:
         self._prompt_seen = self._prompt_hit = self._sessions_seen = self._sessions_hit = 0
         self._evictions = Counter(
             "kv_cache_evictions",
-            "Kept prefixes let go: out of time, for want of room, or ended with their session.",
+            "Kept prefixes that left KV memory: out of time, for want of room, put aside in a file, ended.",
             ["reason"],
             registry=registry,
         )
-        for reason in ("expired", "pressure", "ended"):
+        for reason in ("expired", "pressure", "ended", "parked"):
             self._evictions.labels(reason)
         self._kept = Gauge(
             "kv_cache_bytes_kept", "KV memory holding tokens of sequences that have ended.", registry=registry
