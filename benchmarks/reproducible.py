@@ -1,0 +1,234 @@
+"""Does an answer depend on what else runs or is cached? python -m benchmarks.reproducible [--prompts 32] [--tokens 48]
+
+The real engine under the worker's own loop, in this process. Each prompt's greedy answer alone, with an empty
+cache, is the reference. Then the same prompts: all at once; all at once again with everything cached; in another
+order with short noise between them; with so few slots that what is kept is parked in files and restored; and after a
+new life of the worker found the parked files. Each answer is compared token by token, in reproducible mode and
+in the default mode. Prints one JSON object; exit status 1 if an answer differs in reproducible mode.
+"""
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from benchmarks.weights import converted_builtin
+from headrace.caching.slots import CacheOrder
+from headrace.clock import SystemClock
+from headrace.engine.llama import LlamaEngine, LlamaSettings
+from headrace.request.sampling import Sampling
+from headrace.scheduling.steps import StepLimits
+from headrace.worker.loop import EngineLoop
+from headrace.worker.parking import Parking
+from headrace.worker.process import REPRODUCIBLE_CHUNK_TOKENS
+from headrace.worker.progress import ProgressFile
+from headrace.worker.sequence import Sequence
+from headrace.worker.slots import EngineSlots
+from headrace.worker.stats import StepStats
+
+CONTEXT = 1024
+SLOTS = 32
+FEW_SLOTS = 4
+WORDS = [
+    "water",
+    "river",
+    "gate",
+    "meter",
+    "flow",
+    "stone",
+    "mill",
+    "wheel",
+    "bridge",
+    "lock",
+    "spring",
+    "channel",
+    "lake",
+    "rain",
+    "the",
+    "of",
+    "and",
+    "a",
+    "to",
+    "in",
+    "is",
+    "was",
+    "he",
+    "for",
+    "it",
+    "with",
+    "as",
+    "his",
+    "on",
+    "be",
+    "at",
+    "by",
+    "had",
+    "not",
+    "are",
+    "but",
+    "from",
+    "or",
+    "have",
+    "an",
+    "they",
+    "which",
+    "one",
+    "you",
+    "were",
+    "all",
+    "her",
+    "she",
+]
+
+
+class Bench:
+    """An engine with its loop; `run` takes prompts to their ends and returns the tokens of each answer."""
+
+    def __init__(self, engine: LlamaEngine, directory: Path, *, is_reproducible: bool) -> None:
+        self._engine = engine
+        self._directory = directory
+        self._is_reproducible = is_reproducible
+        self._number = 0
+        self.cached = self.prompt = 0
+        self.seconds = 0.0
+        self.parking: Parking | None = None
+        self.new_life()
+
+    def new_life(self) -> None:
+        for slot in range(self._engine.info.sequences):
+            self._engine.close(slot)
+        self._number += 1
+        self._directory.mkdir(exist_ok=True)
+        clock = SystemClock()
+        stats = StepStats(CollectorRegistry(), kv_bytes_per_token=self._engine.info.kv_bytes_per_token)
+        chunk = REPRODUCIBLE_CHUNK_TOKENS if self._is_reproducible else None
+        self.parking = Parking(
+            self._directory / "kv", state_key=self._engine.info.state_key, bytes_max=2_000_000_000
+        )
+        self.slots = EngineSlots(
+            self._engine, clock=clock, stats=stats, parking=self.parking, grain=chunk or 1
+        )
+        self._loop = EngineLoop(
+            self._engine,
+            limits=StepLimits(batch_tokens_max=512, target_step_ms=500, idle_step_ms=500),
+            clock=clock,
+            progress=ProgressFile(self._directory / f"progress{self._number}"),
+            on_news=lambda news: None,
+            stats=stats,
+            slots=self.slots,
+            chunk_tokens=chunk,
+        )
+
+    def run(
+        self, prompts: list[list[int]], tokens: int, *, order: CacheOrder, tenants: Callable[[int], str]
+    ) -> list[list[int]]:
+        sequences = []
+        began = time.perf_counter()
+        for number, prompt in enumerate(prompts):
+            self._number += 1
+            one = Sequence(
+                attempt_id=f"a{self._number}",
+                tenant_id=tenants(number),
+                connection_id=0,
+                prompt=prompt,
+                max_tokens=tokens,
+                sampling=Sampling(temperature=0),
+                stop=[],
+                arrived_us=0,
+                order=order,
+            )
+            sequences.append(one)
+            self._loop.submit(one)
+        while self._loop.num_running or self._loop.num_waiting:
+            self._loop.step()
+        self.seconds = time.perf_counter() - began
+        self.cached = sum(one.cached for one in sequences)
+        self.prompt = sum(len(prompt) for prompt in prompts)
+        return [one.tokens for one in sequences]
+
+
+def make_prompts(engine: LlamaEngine, num: int) -> list[list[int]]:
+    """Of 10 to 700 tokens; half of them share a beginning of 300."""
+    rng = random.Random(7)
+
+    def text(words: int) -> list[int]:
+        sentence = " ".join(rng.choice(WORDS) for _ in range(words))
+        return engine.vocabulary.tokenize(sentence, is_special_parsed=False, is_start=True)
+
+    shared = text(300)[:300]
+    lengths = [rng.randrange(10, 400) for _ in range(num)]
+    return [(shared if at % 2 else []) + text(length)[:length] for at, length in enumerate(lengths)]
+
+
+def compare(model: Path, num: int, tokens: int, *, is_reproducible: bool) -> dict[str, Any]:
+    full, off = CacheOrder(), CacheOrder(mode="off")
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        engine = load(model, SLOTS)
+        bench = Bench(engine, Path(scratch), is_reproducible=is_reproducible)
+        prompts = make_prompts(engine, num)
+
+        def alone(prompt: list[int]) -> list[int]:
+            return bench.run([prompt], tokens, order=off, tenants=lambda number: "t")[0]
+
+        reference = [alone(prompt) for prompt in prompts]
+
+        def note(name: str, answers: list[list[int]], order: list[int] | None = None) -> None:
+            order = order or list(range(num))
+            differ = [at for at, answer in zip(order, answers, strict=True) if answer != reference[at]]
+            results[name] = {
+                "same": num - len(differ),
+                "of": num,
+                "cached_share": round(bench.cached / bench.prompt, 3),
+                "seconds": round(bench.seconds, 2),
+            }
+
+        note("all at once, cold", bench.run(prompts, tokens, order=off, tenants=str))
+        note("all at once, sharing", bench.run(prompts, tokens, order=full, tenants=lambda _: "t"))
+        note("again, all cached", bench.run(prompts, tokens, order=full, tenants=lambda _: "t"))
+        shuffled = list(range(num))
+        random.Random(3).shuffle(shuffled)
+        mixed = [prompts[at] for at in shuffled] + [prompt[:20] for prompt in prompts]
+        answers = bench.run(mixed, tokens, order=full, tenants=lambda _: "t")[:num]
+        note("other order, with noise", answers, shuffled)
+        engine.shutdown()
+        engine = load(model, FEW_SLOTS)
+        bench = Bench(engine, Path(scratch) / "few", is_reproducible=is_reproducible)
+        for name in ("few slots, parking", "few slots, restoring"):
+            note(name, bench.run(prompts, tokens, order=full, tenants=lambda _: "t"))
+        bench.slots.park_all()
+        bench.new_life()
+        note("after a restart", bench.run(prompts, tokens, order=full, tenants=lambda _: "t"))
+        engine.shutdown()
+    return results
+
+
+def load(model: Path, slots: int) -> LlamaEngine:
+    return LlamaEngine.load(
+        LlamaSettings(model_path=model, sequences=slots, context_tokens=CONTEXT, batch_tokens=512, threads=1)
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=48)
+    arguments = parser.parse_args()
+    model = converted_builtin(Path(tempfile.gettempdir()) / "headrace-weights")
+    results = {
+        mode: compare(model, arguments.prompts, arguments.tokens, is_reproducible=mode == "reproducible")
+        for mode in ("reproducible", "default")
+    }
+    print(json.dumps({"benchmark": "reproducible", "chunk": REPRODUCIBLE_CHUNK_TOKENS, **results}, indent=1))
+    return 0 if all(one["same"] == one["of"] for one in results["reproducible"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
