@@ -58,6 +58,8 @@ class Outcome:
     seconds: float = 0.0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
+    texts: list[str] = field(default_factory=list)
     first_token: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -68,6 +70,7 @@ class Outcome:
             "all_tokens_per_s": round((self.completion_tokens + self.prompt_tokens) / self.seconds, 2),
             "completion_tokens": self.completion_tokens,
             "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
             "ttft_p50_s": round(quantile(self.first_token, 0.5), 4),
             "ttft_p99_s": round(quantile(self.first_token, 0.99), 4),
             "gap_p50_ms": round(quantile(self.gaps, 0.5) * 1000, 2),
@@ -121,6 +124,27 @@ async def run(
     return outcome
 
 
+async def send(
+    base_url: str, *, key: str, bodies: list[dict[str, object]], over_s: float = 0.0, concurrency: int = 0
+) -> Outcome:
+    """These chats, spread evenly over a time, or so many at a time. Each is streamed and asks for its usage."""
+    outcome = Outcome()
+    client = HttpClient(base_url, connections_max=concurrency or len(bodies), idle_timeout_s=600)
+    gate = asyncio.Semaphore(concurrency or len(bodies))
+    began = time.perf_counter()
+
+    async def one(number: int, fields: dict[str, object]) -> None:
+        await asyncio.sleep(over_s * number / len(bodies))
+        body = json.dumps({**fields, "stream": True, "stream_options": {"include_usage": True}}).encode()
+        async with gate:
+            await _chat(client, key, body, outcome)
+
+    await asyncio.gather(*(one(number, fields) for number, fields in enumerate(bodies)))
+    outcome.seconds = time.perf_counter() - began
+    client.close()
+    return outcome
+
+
 async def _chat(client: HttpClient, key: str, body: bytes, outcome: Outcome) -> None:
     began = time.perf_counter()
     headers = b"content-type: application/json\r\nauthorization: Bearer " + key.encode() + b"\r\n"
@@ -131,6 +155,7 @@ async def _chat(client: HttpClient, key: str, body: bytes, outcome: Outcome) -> 
             return
         splitter = SseSplitter()
         last = 0.0
+        text = ""
         async for data in response:
             for event in splitter.feed(data):
                 content = data_of(event)
@@ -144,10 +169,14 @@ async def _chat(client: HttpClient, key: str, body: bytes, outcome: Outcome) -> 
                 if usage:
                     outcome.prompt_tokens += usage["prompt_tokens"]
                     outcome.completion_tokens += usage["completion_tokens"]
+                    details = usage.get("prompt_tokens_details") or {}
+                    outcome.cached_tokens += details.get("cached_tokens") or 0
                 if chunk["choices"] and chunk["choices"][0]["delta"].get("content"):
                     now = time.perf_counter()
+                    text += chunk["choices"][0]["delta"]["content"]
                     if last:
                         outcome.gaps.append(now - last)
                     else:
                         outcome.first_token.append(now - began)
                     last = now
+        outcome.texts.append(text)
