@@ -91,6 +91,7 @@ DEPARTMENTS_MAX: Final = 1000
 LIMITED_USERS_MAX: Final = 10_000
 LIMITED_MODELS_MAX: Final = 256
 """Departments of a tenant, users and models that have limits of their own there."""
+SHARED_PREFIX_CHARACTERS_MAX: Final = 64
 LIMITS_BYTES_MAX: Final = 256
 """The limits of one thing, as they go from the core to the admin process."""
 TENANT_PAGE_ENTRIES_MAX: Final = 20_000

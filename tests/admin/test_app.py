@@ -95,6 +95,29 @@ def test_limits_inside_a_tenant(world: AdminWorld) -> None:
     assert world.http.get("/admin/v1/tenants/inside").json() == changed.json()
 
 
+def test_what_the_cache_keeps_of_a_tenant(world: AdminWorld) -> None:
+    made = world.http.post(
+        "/admin/v1/tenants", json={"id": "kept", "cache": "prefix_only", "shared_prefix": "house"}
+    )
+    assert made.status_code == 201
+    assert made.json().items() >= {"cache": "prefix_only", "shared_prefix": "house"}.items()
+    path = "/admin/v1/tenants/kept"
+    assert world.http.get(path).json() == made.json()
+    assert made.json() in world.http.get("/admin/v1/tenants").json()["data"]
+    changed = world.http.patch(path, json={"cache": "off"}).json()
+    assert (changed["cache"], changed["shared_prefix"], changed["version"]) == ("off", "house", 2)
+    changed = world.http.patch(path, json={"name": "Kept"}).json()
+    assert (changed["cache"], changed["shared_prefix"], changed["version"]) == ("off", "house", 3)
+    changed = world.http.patch(path, json={"shared_prefix": None}).json()
+    assert (changed["cache"], changed["shared_prefix"], changed["version"]) == ("off", None, 4)
+    assert world.http.get(path).json() == changed
+    assert world.directory.cache_of("kept") == ("off", None)
+    plain = world.http.post("/admin/v1/tenants", json={"id": "plain", "shared_prefix": None}).json()
+    assert (plain["cache"], plain["shared_prefix"]) == ("full", None)
+    problem = is_problem(world.http.patch(path, json={"cache": "all"}), 400, "invalid_value", "cache")
+    assert all(mode in problem["detail"] for mode in ("full", "prefix_only", "off"))
+
+
 def test_keys_of_a_department(world: AdminWorld) -> None:
     departments = {"sales": {"tpm": 100}}
     world.http.post("/admin/v1/tenants", json={"id": "departed", "departments": departments})
@@ -317,6 +340,19 @@ BODIES: list[tuple[str, str, bytes | dict[str, Any], int, str, str | None]] = [
         "too_many_entries",
         "model_limits",
     ),
+    ("POST", "tenants", {"id": "a", "cache": "all"}, 400, "invalid_value", "cache"),
+    ("PATCH", "tenants/full", {"cache": None}, 400, "invalid_value", "cache"),
+    ("PATCH", "tenants/full", {"shared_prefix": 5}, 400, "invalid_value", "shared_prefix"),
+    ("PATCH", "tenants/full", {"shared_prefix": ""}, 400, "invalid_shared_prefix", "shared_prefix"),
+    ("PATCH", "tenants/full", {"shared_prefix": "a\nb"}, 400, "invalid_shared_prefix", "shared_prefix"),
+    (
+        "POST",
+        "tenants",
+        {"id": "a", "shared_prefix": "x" * 65},
+        400,
+        "invalid_shared_prefix",
+        "shared_prefix",
+    ),
     ("POST", "keys", {"tenant": "full", "department": "x"}, 404, "department_not_found", "department"),
     ("POST", "keys", {"tenant": "full", "department": 5}, 400, "invalid_value", "department"),
     ("POST", "keys", {"tenant": "a", "quota": {"qps": 1}}, 400, "not_supported_yet", "quota"),
@@ -391,7 +427,13 @@ def test_long_values_are_not_sent_back(world: AdminWorld) -> None:
     assert len(world.http.post("/admin/v1/tenants", json={long: 1}).content) < 1000
     assert len(world.http.get("/admin/v1/usage", params={long: 1}).content) < 1000
     assert len(world.http.post("/admin/v1/keys", json={"tenant": long}).content) < 1000
-    for body in ({"users": {long: {long: 1}}}, {"users": {long: 5}}, {"departments": {long: {}}}):
+    for body in (
+        {"users": {long: {long: 1}}},
+        {"users": {long: 5}},
+        {"departments": {long: {}}},
+        {"cache": long},
+        {"shared_prefix": long},
+    ):
         assert len(world.http.patch("/admin/v1/tenants/full", json=body).content) < 1000
     key = {"tenant": "full", "department": long}
     assert len(world.http.post("/admin/v1/keys", json=key).content) < 1000

@@ -70,6 +70,38 @@ def test_limits_inside_a_tenant(run: Run) -> None:
     assert ["users", "-"] in [line.split() for line in run("tenants", "show", "inside").output.splitlines()]
 
 
+def test_what_the_cache_keeps_of_a_tenant(run: Run) -> None:
+    made = run(
+        "tenants", "create", "kept", "--cache", "prefix_only", "--shared-prefix", "the house", "--json"
+    )
+    assert made.exit_code == 0, made.output
+    assert json.loads(made.output).items() >= {"cache": "prefix_only", "shared_prefix": "the house"}.items()
+    lines = [line.split(maxsplit=1) for line in run("tenants", "show", "kept").output.splitlines()]
+    assert ["cache", "prefix_only"] in lines
+    assert ["shared_prefix", "the house"] in lines
+    changed = json.loads(run("tenants", "update", "kept", "--cache", "off", "--json").output)
+    assert (changed["cache"], changed["shared_prefix"]) == ("off", "the house")
+    changed = json.loads(run("tenants", "update", "kept", "--shared-prefix", "", "--json").output)
+    assert (changed["cache"], changed["shared_prefix"], changed["version"]) == ("off", None, 3)
+    changed = json.loads(run("tenants", "update", "kept", "--name", "Kept", "--json").output)
+    assert (changed["cache"], changed["shared_prefix"]) == ("off", None)
+    plain = json.loads(run("tenants", "create", "unkept", "--json").output)
+    assert (plain["cache"], plain["shared_prefix"]) == ("full", None)
+
+
+def test_bad_caches(run: Run) -> None:
+    run("tenants", "create", "miskept")
+    refused = run("tenants", "update", "miskept", "--cache", "all")
+    assert refused.exit_code == 2
+    assert all(mode in refused.stderr for mode in ("full", "prefix_only", "off"))
+    refused = run("tenants", "update", "miskept", "--shared-prefix", "x" * 65)
+    assert refused.exit_code == 1
+    assert "[invalid_shared_prefix]" in refused.stderr
+    refused = run("tenants", "update", "miskept")
+    assert refused.exit_code == 2
+    assert "--shared-prefix" in refused.stderr
+
+
 def test_keys_of_a_department(run: Run) -> None:
     run("tenants", "create", "parted", "--department", "sales")
     made = json.loads(run("keys", "create", "parted", "--department", "sales", "--json").output)

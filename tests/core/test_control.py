@@ -86,6 +86,14 @@ async def test_every_request_is_answered(world: World) -> None:
     updated = await call(m.UpdateTenant(id="demo", levels=levels), m.TenantReply)
     assert updated.tenant.departments == {"sales": Limits(tpm=5)}
     assert updated.tenant.user_limits == Limits(rps=1.5)
+    update = m.UpdateTenant(id="demo", cache="prefix_only", shared_prefix="house")
+    updated = await call(update, m.TenantReply)
+    assert (updated.tenant.cache, updated.tenant.shared_prefix) == ("prefix_only", "house")
+    updated = await call(m.UpdateTenant(id="demo", shared_prefix=None), m.TenantReply)
+    assert (updated.tenant.cache, updated.tenant.shared_prefix) == ("prefix_only", None)
+    cached = await call(m.CreateTenant(id="cached", cache="off", shared_prefix="house"), m.TenantReply)
+    assert (cached.tenant.cache, cached.tenant.shared_prefix) == ("off", "house")
+    assert world.directory.cache_of("cached") == ("off", "house")
     create = m.CreateKey(tenant="demo", department="sales", scopes=("chat:read",))
     issued = (await call(create, m.IssuedKeyReply)).issued
     assert (issued.view.scopes, issued.view.department) == (("chat:read",), "sales")

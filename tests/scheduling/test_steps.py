@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.bounds import CHUNK_GRAIN
-from headrace.scheduling.steps import PrefillPace, StepLimits, share_out
+from headrace.scheduling.steps import PrefillPace, StepLimits, share_out, share_out_chunks
 
 LIMITS = StepLimits(batch_tokens_max=512, target_step_ms=200.0, idle_step_ms=500.0)
 
@@ -56,3 +56,25 @@ def test_a_short_end_goes_with_what_comes_before_it_and_no_prompt_begins_with_a_
     assert share_out([70, 100], 64, room=64) == [64]
     assert share_out([40, 100], 64, room=512) == [40]
     assert share_out([10, 12, 9, 100], 64, room=512) == [10, 12, 9, 33]
+
+
+def test_chunks_are_whole_or_a_prompts_end() -> None:
+    share = share_out_chunks
+    assert share([300, 100], 200, room=500, chunk=64) == [192, 64]
+    assert share([300, 100], 10, room=500, chunk=64) == [64], "a waiting prompt never starves"
+    assert share([30, 300], 500, room=500, chunk=64) == [30, 256]
+    assert share([44], 500, room=500, chunk=64) == [44]
+    assert share([300], 500, room=100, chunk=64) == [64]
+
+
+@given(
+    remaining=st.lists(st.integers(1, 700), min_size=1, max_size=8),
+    portion=st.integers(1, 600),
+    spare=st.integers(0, 100),
+)
+def test_every_cut_is_at_a_multiple(remaining: list[int], portion: int, spare: int) -> None:
+    room = max(portion, 64) + spare
+    shares = share_out_chunks(remaining, portion, room=room, chunk=64)
+    assert shares and sum(shares) <= room
+    for share, tokens in zip(shares, remaining, strict=False):
+        assert share == tokens < 64 or (share % 64 == 0 and 0 < share <= tokens)

@@ -80,6 +80,44 @@ def test_a_file_from_before_departments_keeps_what_it_has(path: Path) -> None:
     store.close()
 
 
+def test_a_file_from_before_cache_settings_keeps_what_it_has(path: Path) -> None:
+    old = open_database(path, _SCHEMA[:3], synchronous="FULL")
+    old.execute(
+        "INSERT INTO tenants VALUES ('demo', 'Demo', 'active', 1, 1, 1, '{\"tpm\": 9}', '{\"rps\": 1.5}')"
+    )
+    old.execute("INSERT INTO tenants VALUES ('other', NULL, 'disabled', 1, 2, 3, '{}', '{}')")
+    old.execute("""INSERT INTO tenant_levels VALUES ('demo', 'department', 'sales', '{"tpm": 5}')""")
+    old.execute("INSERT INTO changes VALUES (1, 1, 'me', 'tenant.created', 'demo', '{}')")
+    old.close()
+    store = ControlStore.open(path)
+    demo, other = store.tenants()
+    levels = TenantLevels(departments={"sales": Limits(tpm=5)}, user_limits=Limits(rps=1.5))
+    assert demo == msgspec.structs.replace(TENANT, limits=Limits(tpm=9), levels=levels)
+    assert (demo.cache, demo.shared_prefix) == ("full", None)
+    assert (other.status, other.version, other.cache, other.shared_prefix) == ("disabled", 3, "full", None)
+    demo = msgspec.structs.replace(demo, cache="prefix_only", shared_prefix="Ünited")
+    store.save_tenant(demo, change("tenant.updated"))
+    store.close()
+    store = ControlStore.open(path)
+    assert store.tenants() == [demo, other]
+    assert [done.action for _, done in store.changes()] == ["tenant.created", "tenant.updated"]
+    store.close()
+
+
+def test_cache_settings_are_replaced_and_taken_away(path: Path) -> None:
+    store = ControlStore.open(path)
+    tenant = msgspec.structs.replace(TENANT, cache="off", shared_prefix="house")
+    store.save_tenant(tenant, change("tenant.created"))
+    assert store.tenants() == [tenant]
+    store.save_tenant(TENANT, change("tenant.updated"))
+    assert store.tenants() == [TENANT]
+    unknown = msgspec.structs.replace(TENANT, cache="some")  # type: ignore[arg-type]
+    with pytest.raises(StoreUnavailable):
+        store.save_tenant(unknown, change("tenant.updated"))
+    assert store.tenants() == [TENANT]
+    store.close()
+
+
 def test_of_departments_users_and_models_only_what_changed_is_written(path: Path) -> None:
     store = ControlStore.open(path)
     for tenant in ("a", "b"):

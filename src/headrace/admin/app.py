@@ -74,7 +74,14 @@ def _add_tenants(app: FastAPI, core: CoreClient) -> None:
         """A new tenant."""
         body = await body_of(request, TenantCreate)
         reply = await core.call(
-            m.CreateTenant(id=body.id, name=body.name, limits=limits_of(body.limits), levels=levels_of(body)),
+            m.CreateTenant(
+                id=body.id,
+                name=body.name,
+                cache=body.cache,
+                shared_prefix=body.shared_prefix,
+                limits=limits_of(body.limits),
+                levels=levels_of(body),
+            ),
             m.TenantReply,
             actor=_actor(request),
         )
@@ -102,6 +109,8 @@ def _add_tenants(app: FastAPI, core: CoreClient) -> None:
             id=tenant_id,
             name=body.name if "name" in given else msgspec.UNSET,
             status=body.status if "status" in given else msgspec.UNSET,
+            cache=body.cache if "cache" in given else msgspec.UNSET,
+            shared_prefix=body.shared_prefix if "shared_prefix" in given else msgspec.UNSET,
             limits=dict(body.limits) if "limits" in given else msgspec.UNSET,
             levels=levels_of(body),
         )

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
 from headrace.admin.problems import Problem
+from headrace.caching.slots import Mode
 from headrace.config.limits import LevelChanges, Limits, LimitValues
 
 LIMITS_NOT_SUPPORTED_YET: Final = frozenset(
@@ -30,6 +31,10 @@ class _Body(BaseModel):
 
 class _TenantBody(_Body):
     name: str | None = None
+    cache: Mode = "full"
+    """What the prefix cache keeps of finished requests: everything, what they mark, or nothing."""
+    shared_prefix: str | None = None
+    """Tenants of the same name share the prefixes that their requests mark with `cache_control`."""
     limits: LimitValues = {}
     departments: dict[str, LimitValues | None] = {}
     """Each with its limits; `{}` is a department without any."""
@@ -48,7 +53,8 @@ class TenantCreate(_TenantBody):
 
 
 class TenantUpdate(_TenantBody):
-    """Only what is given changes; `name: null` takes the name away, `limits: {"tpm": null}` that limit.
+    """Only what is given changes; `name: null` takes the name away, `shared_prefix: null` ends the sharing, `limits: {"tpm": null}`
+    takes that limit away.
 
     Departments, users and models that are not named stay; `departments: {"sales": null}` takes one away.
     """

@@ -32,6 +32,8 @@ TITLES: Final[Mapping[str, str]] = MappingProxyType(
         "invalid_tenant_id": "Not a tenant id",
         "invalid_name": "Not a name",
         "invalid_status": "Not a status",
+        "invalid_cache": "Not what a cache can keep of a tenant",
+        "invalid_shared_prefix": "Not a name to share prefixes under",
         "invalid_user": "Not a user",
         "invalid_entry": "Not the name of a department, user or model",
         "too_many_entries": "The tenant has too many departments, users or models with limits",

@@ -1,16 +1,36 @@
 """`headrace tenants`."""
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, get_args
 from urllib.parse import quote
 
 import click
 
+from headrace.caching.slots import Mode
 from headrace.cli.connection import Connection, connected
 from headrace.cli.limits import level_fields, level_options
 from headrace.cli.output import print_fields, print_json, print_table
 from headrace.cli.paging import every_page
 
 _COLUMNS: Final = ("id", "name", "status", "created_ts", "updated_ts", "version")
+
+
+def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What the prefix cache keeps of a tenant, and with whom it is shared."""
+    for option in (
+        click.option(
+            "--shared-prefix",
+            metavar="NAME",
+            help="Share prefixes marked with cache_control with the other tenants of this name; empty ends it.",
+        ),
+        click.option(
+            "--cache",
+            type=click.Choice(get_args(Mode)),
+            help="What may be kept of finished requests: everything, what they mark, or nothing.",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 @click.group()
@@ -21,11 +41,19 @@ def tenants() -> None:
 @tenants.command("create")
 @click.argument("tenant")
 @click.option("--name", help="A name for people.")
+@cache_options
 @level_options
 @connected
-def create(tenant: str, name: str | None, server: Connection, **levels: Any) -> None:
+def create(
+    tenant: str,
+    name: str | None,
+    cache: str | None,
+    shared_prefix: str | None,
+    server: Connection,
+    **levels: Any,
+) -> None:
     """Create TENANT: a-z, 0-9, - and _, at most 63 characters."""
-    body = {"id": tenant, "name": name, **level_fields(**levels)}
+    body = {"id": tenant, "name": name, **_cache_fields(cache, shared_prefix), **level_fields(**levels)}
     _show(server, server.admin("POST", "/admin/v1/tenants", body=body))
 
 
@@ -51,22 +79,31 @@ def show(tenant: str, server: Connection) -> None:
 @tenants.command("update")
 @click.argument("tenant")
 @click.option("--name", help="The new name; empty takes it away.")
+@cache_options
 @level_options
 @click.option(
     "--remove-department", "removed", multiple=True, help="A department without keys, to take away."
 )
 @connected
 def update(
-    tenant: str, name: str | None, removed: tuple[str, ...], server: Connection, **levels: Any
+    tenant: str,
+    name: str | None,
+    cache: str | None,
+    shared_prefix: str | None,
+    removed: tuple[str, ...],
+    server: Connection,
+    **levels: Any,
 ) -> None:
-    """Change TENANT. Limits that are not named stay as they are."""
-    body = level_fields(**levels)
+    """Change TENANT. What is not named stays as it is."""
+    body = _cache_fields(cache, shared_prefix) | level_fields(**levels)
     if name is not None:
         body["name"] = name or None
     if removed:
         body["departments"] = body.get("departments", {}) | dict.fromkeys(removed)
     if not body:
-        raise click.UsageError("nothing to change: give --name, a limit or a department")
+        raise click.UsageError(
+            "nothing to change: give --name, --cache, --shared-prefix, a limit or a department"
+        )
     _show(server, server.admin("PATCH", _path(tenant), body=body))
 
 
@@ -84,6 +121,15 @@ def disable(tenant: str, server: Connection) -> None:
 def enable(tenant: str, server: Connection) -> None:
     """Accept the keys of TENANT again."""
     _show(server, server.admin("PATCH", _path(tenant), body={"status": "active"}))
+
+
+def _cache_fields(cache: str | None, shared_prefix: str | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if cache is not None:
+        fields["cache"] = cache
+    if shared_prefix is not None:
+        fields["shared_prefix"] = shared_prefix or None
+    return fields
 
 
 def _path(tenant: str) -> str:

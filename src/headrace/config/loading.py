@@ -12,7 +12,7 @@ import msgspec
 import yaml
 
 from headrace.bounds import CHUNK_GRAIN
-from headrace.config.settings import Settings
+from headrace.config.settings import EngineSettings, Settings
 from headrace.errors import ConfigError
 
 ENVIRONMENT_PREFIX: Final = "HEADRACE_"
@@ -127,8 +127,24 @@ def _check(settings: Settings) -> None:
                 f"{where}: engine.max_batch_tokens must be at least engine.max_batch_size + {CHUNK_GRAIN}, "
                 "or prompts could not be read in while all requests are decoding"
             )
+        if engine.reproducible:
+            _check_reproducible(engine, where)
         if engine.target_step_ms > engine.idle_step_ms:
             raise ConfigError(f"{where}: engine.target_step_ms may not exceed engine.idle_step_ms")
+
+
+def _check_reproducible(engine: EngineSettings, where: str) -> None:
+    needs = {
+        "kv_layout: per_sequence": engine.kv_layout == "per_sequence",
+        "flash_attention: true": engine.flash_attention,
+        "threads: 1": engine.threads == 1 or engine.stub is not None,
+        f"max_batch_tokens of at least max_batch_size + {2 * CHUNK_GRAIN}": (
+            engine.max_batch_tokens >= engine.max_batch_size + 2 * CHUNK_GRAIN
+        ),
+    }
+    missing = [name for name, is_met in needs.items() if not is_met]
+    if missing:
+        raise ConfigError(f"{where}: engine.reproducible needs engine.{', engine.'.join(missing)}")
 
 
 def schema() -> dict[str, Any]:

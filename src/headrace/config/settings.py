@@ -76,7 +76,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     worker. 0 puts nothing aside."""
     reproducible: bool = False
     """Make an answer depend on its request alone, not on what else runs or is cached: prompts are computed in aligned
-    portions of 64 tokens, and only such portions are taken over. Needs `kv_layout: per_sequence`."""
+    portions of 64 tokens, and only such portions are taken over. Needs `kv_layout: per_sequence`, flash attention and one
+    thread: with several, a lone long sequence is computed in another way than one among others."""
     normalize_whitespace: bool = False
     """Prompts that differ only in spaces, tabs and blank lines become the same, so that they share what is kept."""
     chat_template: str | None = None

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal, cast, get_args
 
 import msgspec
 
 from headrace import bounds
+from headrace.caching.slots import Mode
 from headrace.config.limits import Limits
 from headrace.core.failure import ControlFailure
 
@@ -40,6 +41,33 @@ def check_name(name: str | None) -> None:
     if not 1 <= len(name) <= NAME_CHARACTERS_MAX or _CONTROL_CHARACTERS.search(name):
         raise ControlFailure(
             400, "invalid_name", f"a name is one line of 1 to {NAME_CHARACTERS_MAX} characters", "name"
+        )
+
+
+def checked_status(status: str) -> Literal["active", "disabled"]:
+    """Whether a tenant's keys are accepted."""
+    if status not in ("active", "disabled"):
+        raise ControlFailure(400, "invalid_status", "status is active or disabled", "status")
+    return cast(Literal["active", "disabled"], status)
+
+
+def checked_cache(cache: str) -> Mode:
+    """What the prefix cache may keep of a tenant's requests."""
+    if cache not in get_args(Mode):
+        raise ControlFailure(400, "invalid_cache", f"cache is one of {', '.join(get_args(Mode))}", "cache")
+    return cast(Mode, cache)
+
+
+def check_shared_prefix(name: str | None) -> None:
+    """The name under which tenants share marked prefixes: one line, at most `SHARED_PREFIX_CHARACTERS_MAX`."""
+    if name is None:
+        return
+    if not 1 <= len(name) <= bounds.SHARED_PREFIX_CHARACTERS_MAX or _CONTROL_CHARACTERS.search(name):
+        raise ControlFailure(
+            400,
+            "invalid_shared_prefix",
+            f"shared_prefix is one line of 1 to {bounds.SHARED_PREFIX_CHARACTERS_MAX} characters, or null",
+            "shared_prefix",
         )
 
 

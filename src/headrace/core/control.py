@@ -113,7 +113,13 @@ class ControlServer:
             case m.CreateTenant(id=tenant_id, name=name):
                 return m.TenantReply(
                     directory.create_tenant(
-                        tenant_id, name, limits=request.limits, levels=request.levels, actor=actor
+                        tenant_id,
+                        name,
+                        cache=request.cache,
+                        shared_prefix=request.shared_prefix,
+                        limits=request.limits,
+                        levels=request.levels,
+                        actor=actor,
                     )
                 )
             case m.UpdateTenant(id=tenant_id):
@@ -122,6 +128,8 @@ class ControlServer:
                         tenant_id,
                         name=request.name,
                         status=request.status,
+                        cache=request.cache,
+                        shared_prefix=request.shared_prefix,
                         limits=request.limits,
                         levels=request.levels,
                         actor=actor,

@@ -1,15 +1,15 @@
 """Tenants and keys as the core knows them: all in memory, every change stored before it takes effect.
 
-The hot path is two set lookups (`authorize`) and one in a dictionary (`levels`). Because the core is the
-only writer and checks each request against these, a revocation, a disabled tenant or a new limit is in force
-when the changing call returns.
+The hot path is two set lookups (`authorize`) and one in a dictionary each for `levels` and `cache_of`.
+Because the core is the only writer and checks each request against these, a revocation, a disabled tenant,
+a new limit or cache setting is in force when the changing call returns.
 """
 
 import secrets
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -26,9 +26,9 @@ from headrace.core.levels import (
     changed,
     check_gone_departments,
     num_entries,
-    recorded,
 )
 from headrace.core.messages import IssuedKey, KeyView, TenantView
+from headrace.core.tenants import recorded_tenant, with_changes
 from headrace.core.views import key_view, tenant_view
 from headrace.identity import (
     ADMIN_KEY,
@@ -64,6 +64,7 @@ class Directory:
         self._live_jtis = {key.jti for key in live if key.kind == "tenant"}
         self._live_admin_jtis = {key.jti for key in live if key.kind == "admin"}
         self._resolved: dict[tuple[str, str | None, str], CallerLevels] = {}
+        self._caches = {t.id: (t.cache, t.shared_prefix) for t in self._tenants.values()}
 
     @classmethod
     def open(cls, data_dir: Path, clock: Clock) -> "Directory":
@@ -107,8 +108,8 @@ class Directory:
         return found
 
     def cache_of(self, tenant: str) -> tuple[Mode, str | None]:
-        """What may be kept of a tenant's requests, and the group it shares marked prefixes with."""
-        return "full", None
+        """What the prefix cache may keep of an authorized caller's tenant, and the name it shares prefixes under."""
+        return self._caches[tenant]
 
     def department_of(self, jti: str) -> str | None:
         """The department a key belongs to; None also for a key that is not on record any more."""
@@ -122,6 +123,8 @@ class Directory:
         tenant_id: str,
         name: str | None,
         *,
+        cache: str = "full",
+        shared_prefix: str | None = None,
         limits: Limits = UNLIMITED,
         levels: LevelChanges = NO_CHANGES,
         actor: str,
@@ -129,6 +132,8 @@ class Directory:
         """A new active tenant. 409 `tenant_exists` when there is one of that id."""
         checks.check_tenant_id(tenant_id)
         checks.check_name(name)
+        checks.check_shared_prefix(shared_prefix)
+        mode = checks.checked_cache(cache)
         if tenant_id in self._tenants:
             raise ControlFailure(409, "tenant_exists", f"there is already a tenant {tenant_id!r}", "id")
         new_levels, entries = changed(NO_LEVELS, levels)
@@ -140,6 +145,8 @@ class Directory:
             created_us=now_us,
             updated_us=now_us,
             version=1,
+            cache=mode,
+            shared_prefix=shared_prefix,
             limits=limits,
             levels=new_levels,
         )
@@ -151,6 +158,8 @@ class Directory:
         *,
         name: str | msgspec.UnsetType | None = msgspec.UNSET,
         status: str | msgspec.UnsetType = msgspec.UNSET,
+        cache: str | msgspec.UnsetType = msgspec.UNSET,
+        shared_prefix: str | msgspec.UnsetType | None = msgspec.UNSET,
         limits: Mapping[str, float | None] | msgspec.UnsetType = msgspec.UNSET,
         levels: LevelChanges = NO_CHANGES,
         actor: str,
@@ -162,16 +171,10 @@ class Directory:
         old = self._tenant(tenant_id)
         new_levels, entries = changed(old.levels, levels)
         check_gone_departments(tenant_id, entries, self._keys.values(), self._clock.wall_us())
-        new = msgspec.structs.replace(old, levels=new_levels)
-        if name is not msgspec.UNSET:
-            checks.check_name(name)
-            new = msgspec.structs.replace(new, name=name)
-        if status is not msgspec.UNSET:
-            if status not in ("active", "disabled"):
-                raise ControlFailure(400, "invalid_status", "status is active or disabled", "status")
-            new = msgspec.structs.replace(new, status=cast(Literal["active", "disabled"], status))
-        if limits is not msgspec.UNSET:
-            new = msgspec.structs.replace(new, limits=checks.merged_limits(old.limits, limits))
+        new = with_changes(
+            old, name=name, status=status, cache=cache, shared_prefix=shared_prefix, limits=limits
+        )
+        new = msgspec.structs.replace(new, levels=new_levels)
         if new == old:
             return tenant_view(old)
         new = msgspec.structs.replace(new, updated_us=self._clock.wall_us(), version=old.version + 1)
@@ -281,17 +284,12 @@ class Directory:
             actor=actor,
             action=action,
             subject=tenant.id,
-            body={
-                "name": tenant.name,
-                "status": tenant.status,
-                "version": tenant.version,
-                "limits": msgspec.to_builtins(tenant.limits),
-                **recorded(tenant.levels, entries),
-            },
+            body=recorded_tenant(tenant, entries),
         )
         self._store.save_tenant(tenant, change, entries)
         self._tenants[tenant.id] = tenant
         self._resolved.clear()
+        self._caches[tenant.id] = (tenant.cache, tenant.shared_prefix)
         if tenant.status == "active":
             self._active_tenants.add(tenant.id)
         else:

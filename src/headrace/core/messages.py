@@ -23,6 +23,10 @@ class TenantView(msgspec.Struct, frozen=True, kw_only=True):
     updated_ts: int
     version: int
     """Counts the changes to this tenant, from 1."""
+    cache: str = "full"
+    """What the prefix cache keeps of its requests: `full`, `prefix_only` or `off`."""
+    shared_prefix: str | None = None
+    """Tenants of the same name share the prefixes that their requests mark."""
     limits: Limits = UNLIMITED
     departments: dict[str, Limits] = {}
     user_limits: Limits = UNLIMITED
@@ -78,6 +82,8 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
 class CreateTenant(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     id: str
     name: str | None = None
+    cache: str = "full"
+    shared_prefix: str | None = None
     limits: Limits = UNLIMITED
     levels: LevelChanges = NO_CHANGES
 
@@ -86,6 +92,8 @@ class UpdateTenant(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     id: str
     name: str | msgspec.UnsetType | None = msgspec.UNSET
     status: str | msgspec.UnsetType = msgspec.UNSET
+    cache: str | msgspec.UnsetType = msgspec.UNSET
+    shared_prefix: str | msgspec.UnsetType | None = msgspec.UNSET
     limits: LimitValues | msgspec.UnsetType = msgspec.UNSET
     levels: LevelChanges = NO_CHANGES
 

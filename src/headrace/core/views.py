@@ -13,6 +13,8 @@ def tenant_view(tenant: Tenant) -> TenantView:
         created_ts=tenant.created_us,
         updated_ts=tenant.updated_us,
         version=tenant.version,
+        cache=tenant.cache,
+        shared_prefix=tenant.shared_prefix,
         limits=tenant.limits,
         departments=tenant.levels.departments,
         user_limits=tenant.levels.user_limits,

@@ -70,15 +70,16 @@ class PrefillPace:
 
 
 def share_out_chunks(remaining: Sequence[int], portion: int, *, room: int, chunk: int) -> list[int]:
-    """The same in portions of exactly `chunk` tokens, a prompt's last one excepted: one chunk for each prompt.
+    """The same in multiples of `chunk`; a prompt's remainder of less than a chunk comes by itself.
 
-    An engine's results depend on how a prompt is cut. Cut at multiples of the chunk whatever else runs, they
-    depend on the prompt alone; several chunks of one prompt in one call would be one long chunk.
+    An engine's results depend on how a prompt is cut: it computes many rows with another kernel than few. Cut so,
+    every token goes through the same one whatever else runs (llama.cpp's flash attention works in tiles of 64 rows;
+    `benchmarks/kv-choices.md`).
     """
     shares: list[int] = []
     for tokens in remaining:
-        share = min(tokens, chunk)
-        if share > room or (shares and portion <= 0):
+        share = min(tokens, max(portion, chunk), room) // chunk * chunk if tokens >= chunk else tokens
+        if not share or share > room or (shares and portion <= 0):
             break
         shares.append(share)
         portion -= share

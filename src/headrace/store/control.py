@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from headrace.caching.slots import Mode
 from headrace.config.limits import NO_LEVELS, UNLIMITED, InnerLevel, Limits, TenantLevels
 from headrace.store.errors import StoreUnavailable
 from headrace.store.sqlite import open_database
@@ -76,6 +77,11 @@ _SCHEMA: Final = (
         PRIMARY KEY (tenant, level, name)
     ) STRICT, WITHOUT ROWID;
     """,
+    """
+    ALTER TABLE tenants ADD COLUMN cache TEXT NOT NULL DEFAULT 'full'
+        CHECK (cache IN ('full', 'prefix_only', 'off'));
+    ALTER TABLE tenants ADD COLUMN shared_prefix TEXT;
+    """,
 )
 
 
@@ -88,6 +94,10 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     created_us: int
     updated_us: int
     version: int
+    cache: Mode = "full"
+    """What the KV prefix cache may keep of the tenant's requests."""
+    shared_prefix: str | None = None
+    """Tenants of the same name share the prefixes that their requests mark."""
     limits: Limits = UNLIMITED
     levels: TenantLevels = NO_LEVELS
 
@@ -152,7 +162,8 @@ class ControlStore:
             entries = levels.setdefault(tenant, {}).setdefault(_FIELD_OF_LEVEL[level], {})
             entries[name] = _limits_of(limits)
         rows = self._connection.execute(
-            "SELECT id, name, status, created_us, updated_us, version, limits, user_limits FROM tenants ORDER BY id"
+            "SELECT id, name, status, created_us, updated_us, version, cache, shared_prefix, limits, user_limits"
+            " FROM tenants ORDER BY id"
         )
         return [
             Tenant(
@@ -162,10 +173,23 @@ class ControlStore:
                 created_us=created_us,
                 updated_us=updated_us,
                 version=version,
+                cache=cache,
+                shared_prefix=shared_prefix,
                 limits=_limits_of(limits),
                 levels=TenantLevels(user_limits=_limits_of(user_limits), **levels.get(tenant, {})),
             )
-            for tenant, name, status, created_us, updated_us, version, limits, user_limits in rows
+            for (
+                tenant,
+                name,
+                status,
+                created_us,
+                updated_us,
+                version,
+                cache,
+                shared_prefix,
+                limits,
+                user_limits,
+            ) in rows
         ]
 
     def api_keys(self) -> list[Key]:
@@ -214,9 +238,10 @@ class ControlStore:
         """Adds the tenant or replaces its row. Of its departments, users and models only `entries` are written."""
         with self._transaction(change) as connection:
             connection.execute(
-                "INSERT INTO tenants (id, name, status, created_us, updated_us, version, limits, user_limits)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET name=excluded.name,"
+                "INSERT INTO tenants (id, name, status, created_us, updated_us, version, cache, shared_prefix,"
+                " limits, user_limits) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET name=excluded.name,"
                 " status=excluded.status, updated_us=excluded.updated_us, version=excluded.version,"
+                " cache=excluded.cache, shared_prefix=excluded.shared_prefix,"
                 " limits=excluded.limits, user_limits=excluded.user_limits",
                 (
                     *msgspec.structs.astuple(tenant)[:-2],

@@ -48,7 +48,7 @@ class EngineLoop:
         slots: EngineSlots | None = None,
         chunk_tokens: int | None = None,
     ) -> None:
-        """`chunk_tokens`: read prompts in by aligned portions of exactly so many tokens (reproducible mode)."""
+        """`chunk_tokens`: read prompts in by multiples of so many tokens (reproducible mode)."""
         self._engine = engine
         self._info = engine.info
         self._vocabulary = engine.vocabulary

@@ -41,7 +41,7 @@ ENGINE_STOP_SECONDS_MAX: Final = 5.0
 waits longer than this for the workers of an earlier life."""
 
 REPRODUCIBLE_CHUNK_TOKENS: Final = 64
-"""Portions of prompts in reproducible mode: the smallest that costs no more than a few percent of speed."""
+"""In reproducible mode prompts are computed in multiples of this: the rows of a tile of llama.cpp's flash attention."""
 
 _log = structlog.get_logger()
 

@@ -67,12 +67,13 @@ class LlamaContext:
         is_removed = self._api.llama_memory_seq_rm(self._memory, slot, length, -1)
         assert is_removed, f"the tail of slot {slot} was not removed"
 
-    def copy(self, source: int, target: int) -> None:
-        """Give `target` all that `source` holds. With a KV of its own for each sequence the library copies the
-        whole of it at the next decode call; with a unified one both share the cells.
+    def share(self, source: int, target: int, length: int) -> None:
+        """Let `target` hold the first tokens of `source`, in the same cells. With a unified KV only: where each
+        sequence has its own, the library copies whole slots, and does so at the next decode call, when the
+        source may have changed (`benchmarks/kv-choices.md`). There, `save` and `restore` copy at once.
         """
         self.drop(target)
-        self._api.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        self._api.llama_memory_seq_cp(self._memory, source, target, 0, length)
 
     def save(self, slot: int) -> bytes:
         """What a slot holds, as bytes: about the size of its KV memory in use."""

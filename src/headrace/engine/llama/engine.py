@@ -111,9 +111,11 @@ class LlamaEngine:
     def copy(self, source: int, target: int, length: int) -> None:
         """Give a slot that is not open the first tokens of another one."""
         assert self._samplings[target] is None and source != target
-        self._context.copy(source, target)
-        self._lengths[target] = self._lengths[source]
-        self._hold(target, length)
+        if self._is_kv_unified:
+            self._context.share(source, target, length)
+            self._lengths[target] = length
+        else:
+            self.restore(target, self._context.save(source), length)
 
     def save(self, slot: int) -> bytes:
         """All that a slot holds."""
