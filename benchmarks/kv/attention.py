@@ -6,7 +6,6 @@ Processor time of the one thread that computes, best of the rounds, on and off i
 """
 
 import time
-from collections.abc import Callable
 
 from benchmarks.kv.repro import Rule, prefill
 from benchmarks.kv.slots import Slots, english
@@ -16,7 +15,10 @@ ROWS = (1, 8, 32)
 
 
 def main() -> None:
-    both = {"on": Slots(sequences=32, context=2048, flash=True), "off": Slots(sequences=32, context=2048, flash=False)}
+    both = {
+        "on": Slots(sequences=32, context=2048, flash=True),
+        "off": Slots(sequences=32, context=2048, flash=False),
+    }
     text = english(both["on"])
     states = {name: {} for name in both}
     for name, slots in both.items():
@@ -34,7 +36,9 @@ def main() -> None:
                     begin = time.thread_time()
                     slots.forward([(slot, [5], True) for slot in range(rows)])
                     best[name] = min(best[name], (time.thread_time() - begin) * 1e3)
-            print(f"{size} tokens held, {rows} rows: on {best['on']:.1f}, off {best['off']:.1f} ms", flush=True)
+            print(
+                f"{size} tokens held, {rows} rows: on {best['on']:.1f}, off {best['off']:.1f} ms", flush=True
+            )
 
 
 if __name__ == "__main__":

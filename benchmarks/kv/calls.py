@@ -1,6 +1,6 @@
 """What copying, cutting, saving and restoring a slot costs, and whether the rest stays bit-identical.
 
-    OMP_WAIT_POLICY=passive OPENBLAS_NUM_THREADS=1 PYTHONPATH=src python -m benchmarks.kv.calls [unified] [off]
+OMP_WAIT_POLICY=passive OPENBLAS_NUM_THREADS=1 PYTHONPATH=src python -m benchmarks.kv.calls [unified] [off]
 """
 
 import statistics
@@ -42,19 +42,29 @@ def greedy(slots: Slots, slot: int, row: np.ndarray, count: int = 64) -> tuple[l
 
 
 def same(name: str, one: tuple[list[int], list[str]], other: tuple[list[int], list[str]]) -> None:
-    print(f"   {name}: tokens {'same' if one[0] == other[0] else 'DIFFER'}, logits {'same' if one[1] == other[1] else 'DIFFER'}", flush=True)
+    print(
+        f"   {name}: tokens {'same' if one[0] == other[0] else 'DIFFER'}, logits {'same' if one[1] == other[1] else 'DIFFER'}",
+        flush=True,
+    )
 
 
 def main() -> None:
     is_unified, is_flash = "unified" in sys.argv, "off" not in sys.argv
-    slots = Slots(sequences=8, context=4352, layout="unified" if is_unified else "per_sequence", flash=is_flash)
+    slots = Slots(
+        sequences=8, context=4352, layout="unified" if is_unified else "per_sequence", flash=is_flash
+    )
     text = english(slots)
-    print(f"layout {'unified' if is_unified else 'per sequence'}, flash {is_flash}, 8 slots of 4352", flush=True)
+    print(
+        f"layout {'unified' if is_unified else 'per sequence'}, flash {is_flash}, 8 slots of 4352", flush=True
+    )
     fill(slots, 7, text[:100])
     for length in LENGTHS:
         tokens = text[5000 : 5000 + length]
         row = fill(slots, 0, tokens)
-        print(f"{length} tokens: size {slots.save_size(0)} = {slots.save_size(0) / length:.1f} B/token", flush=True)
+        print(
+            f"{length} tokens: size {slots.save_size(0)} = {slots.save_size(0) / length:.1f} B/token",
+            flush=True,
+        )
         buffer = np.zeros(slots.save_size(0), np.uint8)
         saves = [timed(lambda: slots.save(0, buffer)) for _ in range(7)]
         state = buffer.copy()
@@ -117,12 +127,15 @@ def main() -> None:
             slots.restore(3, head_state, keep)
             row_c = slots.forward([(3, tokens[keep : keep + 8], True)])[3]
             same("state built from 64-token blocks", one, greedy(slots, 3, row_c, 16))
-            print(f"   split into {len(blocks)} blocks {split_ms:.2f} ms, join {keep} tokens {join_ms:.2f} ms")
+            print(
+                f"   split into {len(blocks)} blocks {split_ms:.2f} ms, join {keep} tokens {join_ms:.2f} ms"
+            )
         median = statistics.median
         print(
             f"   save {min(saves):.2f} (median {median(saves):.2f})  restore {min(restores):.2f} ({median(restores):.2f})"
             f"  seq_cp call {min(copies):.3f}  next decode {min(firsts):.2f} ({median(firsts):.2f}) against {min(plain):.2f}"
-            f"  cut {min(cuts):.3f}  drop {min(drops):.3f} ms", flush=True
+            f"  cut {min(cuts):.3f}  drop {min(drops):.3f} ms",
+            flush=True,
         )
         for slot in range(7):
             slots.drop(slot)

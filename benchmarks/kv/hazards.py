@@ -1,6 +1,6 @@
 """What goes wrong between `llama_memory_seq_cp` and the next decode call (per-sequence layout).
 
-    PYTHONPATH=src python -m benchmarks.kv.hazards
+PYTHONPATH=src python -m benchmarks.kv.hazards
 """
 
 import numpy as np
@@ -69,12 +69,18 @@ def main() -> None:
             slots.restore(3, bad, 300)
             print("a state with a wrong", name, "was taken")
         except AssertionError as error:
-            print(f"a state with a wrong {name} is refused: read {error.args[0][0]}, slot holds", int(slots.api.llama_memory_seq_pos_max(slots.memory, 3)) + 1)
+            print(
+                f"a state with a wrong {name} is refused: read {error.args[0][0]}, slot holds",
+                int(slots.api.llama_memory_seq_pos_max(slots.memory, 3)) + 1,
+            )
     flipped = state.copy()
     flipped[len(flipped) // 2] ^= 0x55
     slots.restore(3, flipped, 300)
     print("a state with a flipped bit in the values is taken (no checksum)")
-    print("sizes with flags 0, 1 (partial), 2 (on device):", [int(slots.api.llama_state_seq_get_size_ext(slots.context, 0, flag)) for flag in (0, 1, 2)])
+    print(
+        "sizes with flags 0, 1 (partial), 2 (on device):",
+        [int(slots.api.llama_state_seq_get_size_ext(slots.context, 0, flag)) for flag in (0, 1, 2)],
+    )
 
 
 if __name__ == "__main__":

@@ -69,7 +69,9 @@ def answer(slots: Slots, slot: int, row: np.ndarray, count: int = ANSWER) -> Ans
     return tokens, digests
 
 
-def under_load(slots: Slots, prompts: list[list[int]], text: list[int], rule: Rule, total: int) -> tuple[list[Answer], float]:
+def under_load(
+    slots: Slots, prompts: list[list[int]], text: list[int], rule: Rule, total: int
+) -> tuple[list[Answer], float]:
     """The prompts join one after another while the other slots decode; each step first decodes, then prefills."""
     places = random.Random(7).sample(range(total), len(prompts))
     others = [slot for slot in range(total) if slot not in places]
@@ -108,7 +110,14 @@ def score(base: list[Answer], other: list[Answer], skip: int = 0) -> str:
     return f"{tokens}/{logits}"
 
 
-def trial(slots: Slots, name: str, prompts: list[list[int]], text: list[int], reference: list[Answer] | None, total: int) -> list[Answer]:
+def trial(
+    slots: Slots,
+    name: str,
+    prompts: list[list[int]],
+    text: list[int],
+    reference: list[Answer] | None,
+    total: int,
+) -> list[Answer]:
     rule = Rule(name)
     base: list[Answer] = []
     states: list[np.ndarray] = []
@@ -189,7 +198,10 @@ def main() -> None:
     text = english(slots)
     sizes = (100, 600, 900) if is_few else SHORT if "--short" in sys.argv else PROMPTS
     prompts = [text[index * 2000 : index * 2000 + size] for index, size in enumerate(sizes)]
-    print(f"{layout}, flash attention {flash}, {threads} threads, {len(prompts)} prompts (tokens/logits same)", flush=True)
+    print(
+        f"{layout}, flash attention {flash}, {threads} threads, {len(prompts)} prompts (tokens/logits same)",
+        flush=True,
+    )
     reference: list[Answer] | None = None
     for name in rules:
         base = trial(slots, name, prompts, text, reference, 8 if is_few else 32)

@@ -6,8 +6,8 @@ Prefill alone (no decoding beside it), so a request's time to first token is the
 processor time of the one thread that computes: a busy neighbour on the machine does not count.
 """
 
-import sys
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -39,7 +39,10 @@ def main() -> None:
         for slot in range(REQUESTS):
             slots.drop(slot)
         total = sum(took[:1]) + statistics.mean(took) * (REQUESTS - 1) if count < REQUESTS else sum(took)
-        print(f"{name:34} each {statistics.median(took):7.1f} ms (max {max(took):.1f})  32 requests {total / 1e3:6.1f} s", flush=True)
+        print(
+            f"{name:34} each {statistics.median(took):7.1f} ms (max {max(took):.1f})  32 requests {total / 1e3:6.1f} s",
+            flush=True,
+        )
 
     prefill(slots, 32, shared + own[0], rule)
     slots.cut(32, SHARED)
@@ -57,7 +60,11 @@ def main() -> None:
     run("save + restore from a donor slot", through, REQUESTS)
     run("restore from host memory", lambda index: slots.restore(index, state, SHARED), REQUESTS)
     if is_flash:
-        run("restore from 24 blocks of 64", lambda index: slots.restore(index, statecut.join(blocks), SHARED), REQUESTS)
+        run(
+            "restore from 24 blocks of 64",
+            lambda index: slots.restore(index, statecut.join(blocks), SHARED),
+            REQUESTS,
+        )
     # In place: the slot still holds the prefix and another tail.
     took = []
     for index in range(8):
@@ -66,17 +73,6 @@ def main() -> None:
         prefill(slots, 32, shared + own[index], rule)
         took.append((time.thread_time() - begin) * 1e3)
     print(f"{'cut in place':34} each {statistics.median(took):7.1f} ms")
-    chunks = ("32", "63", "64", "128", "512")
-    if "--speed" in sys.argv:
-        speeds: dict[str, list[float]] = {chunk: [] for chunk in chunks}
-        for _ in range(2):
-            for chunk in chunks:
-                for size in (500, SHARED):
-                    slots.drop(0)
-                    begin = time.thread_time()
-                    prefill(slots, 0, shared[:size], Rule(chunk))
-                    speeds.setdefault(f"{chunk}/{size}", []).append(size / (time.thread_time() - begin))
-        print({name: round(max(values)) for name, values in speeds.items() if values})
     # Spread the state over files the way a disk tier would.
     path = "/tmp/kv-spike.state"
     for _ in range(3):
@@ -87,7 +83,9 @@ def main() -> None:
         read = time.thread_time()
         slots.restore(1, back, SHARED)
         done = time.thread_time()
-        print(f"disk (page cache): write {(wrote - begin) * 1e3:.1f}, read {(read - wrote) * 1e3:.1f}, restore {(done - read) * 1e3:.1f} ms")
+        print(
+            f"disk (page cache): write {(wrote - begin) * 1e3:.1f}, read {(read - wrote) * 1e3:.1f}, restore {(done - read) * 1e3:.1f} ms"
+        )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ Block = tuple[bytes, int, np.ndarray]
 """Header, first position, rows: (layers x 2, tokens, row bytes)."""
 
 
-def split(state: np.ndarray, block_tokens: int) -> list[tuple[tuple[int, int, int, int, bytes], int, np.ndarray]]:
+def split(
+    state: np.ndarray, block_tokens: int
+) -> list[tuple[tuple[int, int, int, int, bytes], int, np.ndarray]]:
     raw = state
     magic, sequence, streams = struct.unpack_from("<Iii", raw, 0)
     offset, stream, cells = 12, -1, 0
@@ -33,7 +35,11 @@ def split(state: np.ndarray, block_tokens: int) -> list[tuple[tuple[int, int, in
     offset += 16
     kind, row = struct.unpack_from("<iQ", raw, offset)
     stride = 12 + cells * row
-    body = raw[offset : offset + stride * 2 * layers].reshape(2 * layers, stride)[:, 12:].reshape(2 * layers, cells, row)
+    body = (
+        raw[offset : offset + stride * 2 * layers]
+        .reshape(2 * layers, stride)[:, 12:]
+        .reshape(2 * layers, cells, row)
+    )
     header = (magic, streams, kind, row, fixed)
     return [
         (header, start, np.ascontiguousarray(body[:, start : start + block_tokens]))

@@ -44,7 +44,9 @@ def main() -> None:
             slots.engine.shutdown()
         for threads in (2, 3):
             same = [one == two for one, two in zip(seen[1], seen[threads], strict=True)]
-            print(f"flash {flash}: 1 against {threads} threads (prefill, prefill, alone, beside, chunk) x 3: {same}")
+            print(
+                f"flash {flash}: 1 against {threads} threads (prefill, prefill, alone, beside, chunk) x 3: {same}"
+            )
 
 
 if __name__ == "__main__":
