@@ -91,7 +91,7 @@ def main() -> None:
             cuts.append(timed(lambda: slots.cut(4, length - 72)))
         head = length - 72
         slots.drop(5)
-        whole = fill(slots, 5, tokens[:head], 32)
+        fill(slots, 5, tokens[:head], 32)
         slots.drop(6)
         fill(slots, 6, tokens[:head], 32)
         for token in tokens[head:]:

@@ -17,7 +17,7 @@ def split(
     state: np.ndarray, block_tokens: int
 ) -> list[tuple[tuple[int, int, int, int, bytes], int, np.ndarray]]:
     raw = state
-    magic, sequence, streams = struct.unpack_from("<Iii", raw, 0)
+    magic, _sequence, streams = struct.unpack_from("<Iii", raw, 0)
     offset, stream, cells = 12, -1, 0
     for index in range(streams):
         (count,) = struct.unpack_from("<I", raw, offset)
