@@ -1,7 +1,8 @@
 """The writing half of the journal: what one turn of the event loop recorded becomes one transaction.
 
 Group commit (ME-2): what is recorded in one turn of the event loop goes into one transaction
-at the start of the next turn, on the loop itself. That costs the loop some 100 µs plus 10 µs an entry
+at the start of the next turn, on the loop itself; while each turn brings more, several turns share one
+(`_gather`): a transaction costs much more than an entry. That costs the loop some 100 µs plus 10 µs an entry
 (`benchmarks/ledger_commit.py`); a writer thread would cost the same processor time and wait up to 5 ms for
 the interpreter lock at each of its many steps while the loop is busy. What waits for the disk, `fsync` and
 checkpoints, runs in threads in which one call into C does everything.
@@ -37,6 +38,9 @@ PENDING_MAX: Final = 20_000
 """Entries not written yet; beyond it `reserve` refuses. About 1.5 KB each."""
 CHECKPOINT_ENTRIES: Final = 2000
 """Entries between two checkpoints."""
+GATHER_ENTRIES: Final = 32
+GATHER_SECONDS: Final = 0.001
+"""A commit waits for no more entries once there are so many, or once it has waited so long."""
 CLOSE_SECONDS_MAX: Final = 5.0
 RETRY_SECONDS_FIRST: Final = 0.001
 RETRY_SECONDS_MAX: Final = 0.5
@@ -67,6 +71,9 @@ class GroupCommit:
         self._batch = Batch()
         self._batch_futures: Futures = []
         self._commit_handle: asyncio.Handle | None = None
+        self._gathered = 0
+        """Entries that the commit under way had in the turn before."""
+        self._gather_until_s = 0.0
         self._attempts = 0
         self._failure: str | None = None
 
@@ -128,7 +135,25 @@ class GroupCommit:
 
     def _schedule(self) -> None:
         if self._commit_handle is None:
-            self._commit_handle = asyncio.get_running_loop().call_soon(self._commit)
+            loop = asyncio.get_running_loop()
+            self._gathered = 0
+            self._gather_until_s = loop.time() + GATHER_SECONDS
+            self._commit_handle = loop.call_soon(self._gather)
+
+    def _gather(self) -> None:
+        """Commit, unless the last turn of the loop brought entries: then the next one may, too.
+
+        Nothing sleeps for this: a loop that is idle commits one empty turn later, a busy one does what it
+        has to do anyway before it commits.
+        """
+        entries = len(self._batch.journal)
+        if self._gathered < entries < GATHER_ENTRIES:
+            loop = asyncio.get_running_loop()
+            if loop.time() < self._gather_until_s:
+                self._gathered = entries
+                self._commit_handle = loop.call_soon(self._gather)
+                return
+        self._commit()
 
     def _commit(self) -> None:
         self._commit_handle = None
