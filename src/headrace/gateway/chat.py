@@ -130,9 +130,7 @@ class ChatCompletions:
 
     def _task(self, exchange: Exchange, operation: Operation, call: ChatCall) -> Task:
         waited_us = operation.granted_us - operation.accepted_us
-        self._core.metrics.overhead.observe(
-            max(0, self._clock.monotonic_us() - exchange.began_us - waited_us) / 1e6
-        )
+        self._core.metrics.handed_over(max(0, self._clock.monotonic_us() - exchange.began_us - waited_us))
         return Task(
             attempt_id=operation.next_attempt_id(),
             tenant_id=operation.reservation.tenant_id,
