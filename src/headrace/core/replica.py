@@ -10,9 +10,9 @@ from typing import Protocol
 import msgspec
 
 from headrace.api.chat import ChatCall
+from headrace.config.settings import SamplingDefaults
 from headrace.ledger.closing import Counts
 from headrace.request.messages import Message
-from headrace.request.sampling import Sampling
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +28,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Most tokens of the answer."""
     is_limited: bool
     """The maximum is a limit's and has to be kept, also by a foreign server that the client gave none."""
-    sampling: Sampling
+    sampling_defaults: SamplingDefaults
+    """The model's, for what the client left open."""
     body: bytes
     """The request as it came, for replicas that speak the same protocol."""
     traceparent: str

@@ -7,7 +7,6 @@ Leaving at any point is an exception: a `Refusal` becomes the reply, a cancellat
 client is gone. The operation's scope gives everything back and writes the one record either way.
 """
 
-import secrets
 from typing import Final
 
 from headrace.admission.controller import NeedsCount, NeedsTrim
@@ -22,7 +21,6 @@ from headrace.gateway.exchange import Exchange, usage_headers
 from headrace.gateway.identify import require_scope
 from headrace.identity import Identity
 from headrace.ledger.records import Reservation
-from headrace.request.sampling import Sampling
 
 MESSAGE_OVERHEAD_TOKENS: Final = 16
 """What a chat template adds to a message, at most, in the bound."""
@@ -140,18 +138,9 @@ class ChatCompletions:
             call=call,
             max_tokens=operation.size.maximum,
             is_limited=operation.size.is_limited,
-            sampling=call.sampling(self._defaults(operation)),
+            sampling_defaults=operation.model.sampling,
             body=exchange.request.body,
             traceparent=exchange.traceparent,
-        )
-
-    def _defaults(self, operation: Operation) -> Sampling:
-        model = operation.model.sampling
-        return Sampling(
-            temperature=model.temperature,
-            top_p=model.top_p,
-            top_k=model.top_k,
-            seed=secrets.randbits(32),
         )
 
     def _reservation(
