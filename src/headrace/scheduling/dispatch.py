@@ -11,6 +11,7 @@ tenant with the most waiting tokens gives up its newest requests: one tenant's f
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
+from itertools import islice
 from typing import Generic, Literal, TypeVar
 
 import msgspec
@@ -192,17 +193,18 @@ class ModelQueue(Generic[Ticket]):
         before each grant, so what the caller does with a grant counts for the next.
         """
         replica = self._pick()
-        if replica is None:
-            return
-        for ticket in list(self._waiting):
-            if may_start is not None and not may_start(ticket):
-                continue
+        num_passed = 0  # those at the front who may not start: they stay there
+        while replica is not None:
+            for ticket in islice(self._waiting, num_passed, None):
+                if may_start is None or may_start(ticket):
+                    break
+                num_passed += 1
+            else:
+                return
             self.leave(ticket)
             replica.running += 1
             yield ticket, replica.replica_id
             replica = self._pick()
-            if replica is None:
-                return
 
     def release(self, replica_id: str) -> None:
         """A granted request has left its replica."""
