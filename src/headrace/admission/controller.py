@@ -152,7 +152,7 @@ class AdmissionController:
             entry,
             tenant=entry.tenant_id,
             tokens=size.total,
-            may_start=book.may_start(accounts, is_stream=entry.is_stream),
+            may_start=_may_start,
         )
         for other in evicted:
             other.move(Phase.DROPPED)

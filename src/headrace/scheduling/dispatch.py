@@ -128,21 +128,29 @@ class ModelQueue(Generic[Ticket]):
 
     # --- requests -----------------------------------------------------------------------------------
 
-    def enter(self, ticket: Ticket, *, tenant: str, tokens: int, may_start: bool = True) -> list[Ticket]:
+    def enter(
+        self,
+        ticket: Ticket,
+        *,
+        tenant: str,
+        tokens: int,
+        may_start: Callable[[Ticket], bool] | None = None,
+    ) -> list[Ticket]:
         """Take a place in the queue. A refusal changes nothing.
 
         Returns the tickets that had to give up their places for this one. Raises `NoReplica` if nobody
         serves or will serve the model, `QueueFull` if all places are taken. A request that can start
-        at once never finds the queue full.
+        at once never finds the queue full; only where there is no place, `may_start` is asked for that.
         """
         assert ticket not in self._waiting
         if not self._replicas and not self._expected:
             raise NoReplica
         evicted: list[Ticket] = []
-        # As long as a replica has room, those who wait are those who may not start yet.
-        if not (may_start and self._pick() is not None):
-            self._check_tenant(tenant, tokens)
-            evicted = self._make_room(tenant, tokens)
+        if not self._has_room(tenant, tokens):
+            # As long as a replica has room, those who wait are those who may not start yet.
+            if self._pick() is None or not (may_start is None or may_start(ticket)):
+                self._check_tenant(tenant, tokens)
+                evicted = self._make_room(tenant, tokens)
         self._waiting[ticket] = tenant
         self._add(ticket, tenant, tokens)
         return evicted
@@ -229,6 +237,14 @@ class ModelQueue(Generic[Ticket]):
         share.tickets[ticket] = tokens
         share.tokens += tokens
         self._tokens += tokens
+
+    def _has_room(self, tenant: str, tokens: int) -> bool:
+        """Whether one more can wait without anybody's giving way."""
+        bounds = self._bounds
+        if len(self._waiting) >= bounds.length or self._tokens + tokens > bounds.tokens:
+            return False
+        length, waiting = self.waiting_of(tenant)
+        return length < bounds.tenant_length and waiting + tokens <= bounds.tenant_tokens
 
     def _check_tenant(self, tenant: str, tokens: int) -> None:
         length, waiting = self.waiting_of(tenant)
