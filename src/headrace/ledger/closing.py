@@ -144,6 +144,11 @@ def close(
 
 def _plausible(counts: Counts) -> Counts:
     """A foreign server may say anything; what the ledger cannot hold must not keep the operation open."""
+    if (
+        0 <= counts.prompt_tokens_cached <= counts.prompt_tokens <= TOKENS_MAX
+        and 0 <= counts.completion_tokens <= TOKENS_MAX
+    ):
+        return counts
     prompt_tokens = min(max(0, counts.prompt_tokens), TOKENS_MAX)
     return msgspec.structs.replace(
         counts,

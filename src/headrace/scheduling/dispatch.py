@@ -146,11 +146,12 @@ class ModelQueue(Generic[Ticket]):
         if not self._replicas and not self._expected:
             raise NoReplica
         evicted: list[Ticket] = []
-        if not self._has_room(tenant, tokens):
-            # As long as a replica has room, those who wait are those who may not start yet.
-            if self._pick() is None or not (may_start is None or may_start(ticket)):
-                self._check_tenant(tenant, tokens)
-                evicted = self._make_room(tenant, tokens)
+        # As long as a replica has room, those who wait are those who may not start yet.
+        if not self._has_room(tenant, tokens) and not (
+            self._pick() is not None and (may_start is None or may_start(ticket))
+        ):
+            self._check_tenant(tenant, tokens)
+            evicted = self._make_room(tenant, tokens)
         self._waiting[ticket] = tenant
         self._add(ticket, tenant, tokens)
         return evicted
