@@ -34,6 +34,9 @@ class ChatCall(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None
     stop: list[str]
     user: str | None
+    is_plain: bool
+    """The body has neither `max_new_tokens` nor `stream_options`, however they are spelt: a foreign server can
+    have it nearly as it is."""
 
     def sampling(self, defaults: Sampling) -> Sampling:
         """What the client asked for, completed by the model's defaults and the seed drawn for it."""
@@ -81,10 +84,10 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: _Name
     messages: Annotated[list[_Message], msgspec.Meta(min_length=1, max_length=bounds.MESSAGES_MAX)]
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: _StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
     max_tokens: _Tokens = None
     max_completion_tokens: _Tokens = None
-    max_new_tokens: _Tokens = None
+    max_new_tokens: _Tokens | msgspec.UnsetType = msgspec.UNSET
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
@@ -204,6 +207,7 @@ def decode(body: bytes) -> ChatCall:
         seed=raw.seed,
         stop=_stop_strings(raw.stop),
         user=_user(raw.user),
+        is_plain=raw.max_new_tokens is msgspec.UNSET and raw.stream_options is msgspec.UNSET,
     )
 
 
@@ -297,7 +301,7 @@ def _user(user: str | None) -> str | None:
 
 
 def _usage_wanted(raw: _Body) -> bool:
-    if raw.stream_options is None:
+    if raw.stream_options is None or raw.stream_options is msgspec.UNSET:
         return False
     if not raw.stream:
         raise refusals.invalid_value(
@@ -314,7 +318,7 @@ def _effective_maximum(raw: _Body) -> int | None:
             ("max_tokens", raw.max_tokens),
             ("max_new_tokens", raw.max_new_tokens),
         )
-        if value is not None
+        if value is not None and value is not msgspec.UNSET
     }
     if len(set(given.values())) > 1:
         raise refusals.invalid_value(
