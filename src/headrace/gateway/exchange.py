@@ -121,18 +121,18 @@ class Exchange:
             "duration_ms": (now_us - self.began_us) // 1000,
         }
         if self.identity is not None:
-            fields |= {"tenant": self.identity.tenant, "key": self.identity.jti}
+            fields["tenant"] = self.identity.tenant
+            fields["key"] = self.identity.jti
         if self.model is not None:
-            fields |= {"model": self.model, "stream": self.is_stream}
+            fields["model"] = self.model
+            fields["stream"] = self.is_stream
         record = self.record
         if record is not None:
-            fields |= {
-                "outcome": record.outcome,
-                "worker": record.worker_id,
-                "prompt_tokens": record.prompt_tokens,
-                "completion_tokens": record.completion_tokens,
-                "finish_reason": record.finish_reason,
-            }
+            fields["outcome"] = record.outcome
+            fields["worker"] = record.worker_id
+            fields["prompt_tokens"] = record.prompt_tokens
+            fields["completion_tokens"] = record.completion_tokens
+            fields["finish_reason"] = record.finish_reason
             if record.start_ts is not None:
                 fields["queue_ms"] = max(0, record.start_ts - record.queue_enter_ts) // 1000
             if record.first_token_ts is not None:
