@@ -43,7 +43,7 @@ class NeedsTrim(Exception):
         self.entries = entries
 
 
-class Size(msgspec.Struct, frozen=True, kw_only=True):
+class Size(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How large a request may become, in tokens."""
 
     maximum: int

@@ -18,7 +18,7 @@ from headrace.request.messages import Message
 from headrace.request.sampling import Sampling
 
 
-class ChatCall(msgspec.Struct, frozen=True, kw_only=True):
+class ChatCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A checked request. Nothing behind it looks at the body again, except to relay it."""
 
     model: str

@@ -15,7 +15,7 @@ from headrace.ledger.closing import Counts
 from headrace.request.messages import Message
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One attempt to be made on a replica."""
 
     attempt_id: str

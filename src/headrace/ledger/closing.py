@@ -46,7 +46,7 @@ def ending_of(refusal: Refusal) -> Ending:
     return Ending(refusal.status, _OUTCOMES.get(refusal.code, "refused"), refusal.code)
 
 
-class Counts(msgspec.Struct, frozen=True, kw_only=True):
+class Counts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What an operation took from an engine. Times in microseconds, memory in bytes."""
 
     source: CountSource

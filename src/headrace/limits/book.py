@@ -17,7 +17,7 @@ from headrace.limits.rate import RequestRate
 from headrace.limits.window import WINDOW_US, TokenWindow
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class Ask(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a request wants to take."""
 
     prompt_tokens: int

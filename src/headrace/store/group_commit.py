@@ -66,6 +66,7 @@ class GroupCommit:
             os.close(self._lock)
             raise
         self._log_descriptor = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        self._running_loop: asyncio.AbstractEventLoop | None = None
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ledger")
 
         self._batch = Batch()
@@ -123,19 +124,26 @@ class GroupCommit:
             self._fail(self._batch_futures, reason)
         await done
 
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        # Asked for once: in Python 3.11 `get_running_loop` is a system call.
+        if self._running_loop is None:
+            self._running_loop = asyncio.get_running_loop()
+        return self._running_loop
+
     def _check_room(self) -> None:
         if len(self._batch.journal) >= self._pending_max:
             raise StoreUnavailable(f"{len(self._batch.journal)} ledger entries wait for the disk")
 
     def _after_pending(self) -> asyncio.Future[None]:
-        future = asyncio.get_running_loop().create_future()
+        future = self._loop.create_future()
         self._batch_futures.append(future)
         self._schedule()
         return future
 
     def _schedule(self) -> None:
         if self._commit_handle is None:
-            loop = asyncio.get_running_loop()
+            loop = self._loop
             self._gathered = 0
             self._gather_until_s = loop.time() + GATHER_SECONDS
             self._commit_handle = loop.call_soon(self._gather)
@@ -148,7 +156,7 @@ class GroupCommit:
         """
         entries = len(self._batch.journal)
         if self._gathered < entries < GATHER_ENTRIES:
-            loop = asyncio.get_running_loop()
+            loop = self._loop
             if loop.time() < self._gather_until_s:
                 self._gathered = entries
                 self._commit_handle = loop.call_soon(self._gather)
@@ -189,7 +197,7 @@ class GroupCommit:
             if self._failure is None:
                 _log.error("ledger_commit_failed", error=str(error), entries=self.num_pending)
             self._failure = str(error)
-        self._commit_handle = asyncio.get_running_loop().call_later(delay, self._commit)
+        self._commit_handle = self._loop.call_later(delay, self._commit)
 
     # --- what waits for the disk ----------------------------------------------------------------
 
@@ -199,7 +207,7 @@ class GroupCommit:
             return
         self._is_syncing = True
         futures, self._unsynced = self._unsynced, []
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         synced = loop.run_in_executor(self._threads, os.fsync, self._log_descriptor)
         synced.add_done_callback(partial(self._synced, futures))
 
@@ -226,7 +234,7 @@ class GroupCommit:
     def _checkpoint(self) -> None:
         self._is_checkpointing = True
         self._entries_since_checkpoint = 0
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         done = loop.run_in_executor(self._threads, self._checkpointer.run)
         done.add_done_callback(self._checkpointed)
 
