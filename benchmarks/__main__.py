@@ -9,7 +9,16 @@ import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
-NAMES = ("loop_cost", "ledger_commit", "startup", "gateway", "engine", "prefix", "overload")
+NAMES = (
+    "loop_cost",
+    "ledger_commit",
+    "admission",
+    "startup",
+    "gateway",
+    "engine",
+    "prefix",
+    "overload",
+)
 
 
 def main() -> int:

@@ -25,6 +25,7 @@ from headrace.config.loading import schema
 from headrace.config.settings import Settings
 from headrace.core.metrics import WATCHED, CoreMetrics
 from headrace.errors import Refusal
+from headrace.telemetry.families import CounterFamily, HistogramFamily
 from headrace.worker.stats import StepStats
 
 ROOT = Path(__file__).parent.parent
@@ -242,7 +243,9 @@ def metrics_page() -> str:
         for metric in sorted(registry.collect(), key=lambda one: one.name):
             suffix = "_total" if metric.type == "counter" else ""
             collector = registry._names_to_collectors[metric.name]
-            labels = ", ".join(getattr(collector, "_labelnames", ()))
+            # Ours say it themselves, the library's keep it to themselves.
+            names = collector.labels if isinstance(collector, CounterFamily | HistogramFamily) else ()
+            labels = ", ".join(names or getattr(collector, "_labelnames", ()))
             lines.append(f"| `{metric.name}{suffix}` | {metric.type} | {labels} | {metric.documentation} |")
         lines.append("")
     return "\n".join(lines) + "\n"

@@ -20,6 +20,7 @@ from headrace.store import group_commit
 from headrace.store.errors import LedgerConflict, StoreUnavailable
 from headrace.store.group_commit import Durability
 from headrace.store.journal import Journal
+from headrace.store.ledger_file import Batch
 from headrace.store.ledger_schema import SCHEMA
 from tests.store.ledger_samples import StubClock, record, reservation
 
@@ -379,6 +380,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from tests.store.ledger_samples import StubClock, record, reservation
 from headrace.store.journal import Journal
+from headrace.store.ledger_file import Batch
 
 async def main():
     journal = Journal(Path(sys.argv[1]), StubClock(), durability=sys.argv[3])
@@ -418,3 +420,58 @@ async def test_what_was_said_to_be_durable_survives_kill_9(path: Path, durabilit
         for held in journal.open_reservations():
             await journal.settle(record(held.request_id, outcome="recovered"))
         assert rows(path, "SELECT count(*) FROM held") == [(0,)]
+
+
+async def watched_writes(journal: Journal, num_turns: int) -> list[int]:
+    """One reservation in each of so many turns of the loop: entries in each transaction."""
+    sizes: list[int] = []
+    write = journal._file.write
+
+    def counted(batch: Batch) -> None:
+        sizes.append(len(batch.journal))
+        write(batch)
+
+    journal._file.write = counted  # type: ignore[method-assign]
+    for number in range(num_turns):
+        durable = journal.reserve(reservation(f"req_{number}"))
+        await asyncio.sleep(0)
+    await durable
+    return sizes
+
+
+async def test_turns_that_follow_each_other_share_a_transaction(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_commit, "GATHER_SECONDS", 60.0)
+    async with opened(path) as journal:
+        assert await watched_writes(journal, 5) == [5]
+
+
+async def test_a_transaction_gathers_for_so_many_entries_or_so_long(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_commit, "GATHER_SECONDS", 60.0)
+    monkeypatch.setattr(group_commit, "GATHER_ENTRIES", 4)
+    async with opened(path) as journal:
+        assert max(await watched_writes(journal, 9)) == 4
+    monkeypatch.setattr(group_commit, "GATHER_SECONDS", 0.0)
+    async with opened(path.with_name("other.db")) as journal:
+        assert await watched_writes(journal, 3) == [1, 1, 1]
+
+
+async def test_an_old_id_is_known_again_wherever_it_stands_among_the_others(path: Path) -> None:
+    """Ids above all that have ended are not looked up; the others are, also after a restart."""
+    async with opened(path) as journal:
+        for name in ("req_5", "req_2"):
+            journal.reserve(reservation(name))
+            await journal.settle(record(name))
+        for name in ("req_2", "req_5"):
+            with pytest.raises(LedgerConflict):
+                journal.reserve(reservation(name, reserved_tokens=1))
+        await journal.reserve(reservation("req_3"))
+    async with opened(path) as journal:
+        for name in ("req_2", "req_3", "req_5"):
+            with pytest.raises(LedgerConflict):
+                journal.reserve(reservation(name, reserved_tokens=1))
+        await journal.reserve(reservation("req_6"))
+        assert [held.request_id for held in journal.open_reservations()] == ["req_3", "req_6"]

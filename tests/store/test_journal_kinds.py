@@ -236,6 +236,8 @@ async def test_refusals_that_find_no_room_are_dropped_and_counted(path: Path) ->
 
 async def test_a_refusal_is_dropped_where_the_ledger_cannot_be_read(path: Path) -> None:
     async with opened(path) as journal:
+        journal.refuse(refused("req_9"))  # an id above all that have ended would not be looked up
+        await journal.flush()
         connection, journal._file._connection = journal._file._connection, sqlite3.connect(":memory:")
         journal.refuse(refused())
         assert journal.num_refusals_dropped == 1

@@ -49,7 +49,7 @@ class Accounts:
             if len(self._accounts) >= self._accounts_max:
                 self._drop_idle(now_us)
             account = self._accounts[level, account_id] = Account(level, account_id, limits)
-        account.limits = limits
+        account.limit(limits)
         return account
 
     def _drop_idle(self, now_us: int) -> None:

@@ -43,7 +43,7 @@ class NeedsTrim(Exception):
         self.entries = entries
 
 
-class Size(msgspec.Struct, frozen=True, kw_only=True):
+class Size(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How large a request may become, in tokens."""
 
     maximum: int
@@ -152,7 +152,7 @@ class AdmissionController:
             entry,
             tenant=entry.tenant_id,
             tokens=size.total,
-            may_start=book.may_start(accounts, is_stream=entry.is_stream),
+            may_start=_may_start,
         )
         for other in evicted:
             other.move(Phase.DROPPED)

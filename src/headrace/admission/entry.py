@@ -16,6 +16,8 @@ from headrace.limits.book import Account
 
 
 class Phase(Enum):
+    __hash__ = object.__hash__  # the members are single objects; Enum's own hash is a Python function
+
     WAITING = "waiting"
     DROPPED = "dropped"
     GRANTED = "granted"

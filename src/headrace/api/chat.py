@@ -6,6 +6,7 @@ accepted without an effect is listed in `NO_OPS` and in the documentation.
 """
 
 import re
+from operator import attrgetter
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -17,7 +18,7 @@ from headrace.request.messages import Message
 from headrace.request.sampling import Sampling
 
 
-class ChatCall(msgspec.Struct, frozen=True, kw_only=True):
+class ChatCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A checked request. Nothing behind it looks at the body again, except to relay it."""
 
     model: str
@@ -33,6 +34,9 @@ class ChatCall(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None
     stop: list[str]
     user: str | None
+    is_plain: bool
+    """The body has neither `max_new_tokens` nor `stream_options`, however they are spelt: a foreign server can
+    have it nearly as it is."""
     session_id: str | None = None
     """A session that `POST /v1/sessions` has issued."""
     conversation_id: str | None = None
@@ -62,7 +66,7 @@ class _CacheControl(msgspec.Struct, forbid_unknown_fields=True):
 class _TextPart(msgspec.Struct, forbid_unknown_fields=True):
     type: str
     text: str | msgspec.UnsetType = msgspec.UNSET
-    cache_control: "_CacheControl | None" = None
+    cache_control: "_CacheControl | msgspec.UnsetType | None" = msgspec.UNSET
     image_url: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     input_audio: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     file: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -79,7 +83,7 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True):
     tool_calls: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     tool_call_id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     function_call: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    cache_control: "_CacheControl | None" = None
+    cache_control: "_CacheControl | msgspec.UnsetType | None" = msgspec.UNSET
 
 
 _Raw = msgspec.Raw | msgspec.UnsetType
@@ -94,18 +98,18 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: _Name
     messages: Annotated[list[_Message], msgspec.Meta(min_length=1, max_length=bounds.MESSAGES_MAX)]
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: _StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
     max_tokens: _Tokens = None
     max_completion_tokens: _Tokens = None
-    max_new_tokens: _Tokens = None
+    max_new_tokens: _Tokens | msgspec.UnsetType = msgspec.UNSET
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
     seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: str | list[str] | None = None
     user: Annotated[str, msgspec.Meta(max_length=bounds.USER_BYTES_MAX)] | None = None
-    session_id: _ConversationName = None
-    conversation_id: _ConversationName = None
+    session_id: _ConversationName | msgspec.UnsetType = msgspec.UNSET
+    conversation_id: _ConversationName | msgspec.UnsetType = msgspec.UNSET
     # Accepted without an effect (`NO_OPS`).
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
@@ -174,7 +178,14 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 UNSERVED: Final = tuple(name for name, annotation in _Body.__annotations__.items() if annotation == _Raw)
 """Known fields that answer 400 unless they hold a neutral value."""
 
+_unserved_of: Final = attrgetter(*UNSERVED)
+_NONE_OF_THEM: Final = (msgspec.UNSET,) * len(UNSERVED)
+"""Nearly all requests: told in one comparison instead of one for each field."""
+
 SERVED: Final = tuple(name for name in _Body.__struct_fields__ if name not in UNSERVED)
+
+_MESSAGE_UNSERVED: Final = ("audio", "tool_calls", "tool_call_id", "function_call")
+_message_unserved_of: Final = attrgetter(*_MESSAGE_UNSERVED)
 
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
@@ -198,7 +209,7 @@ def decode(body: bytes) -> ChatCall:
     except UnicodeDecodeError as error:
         raise refusals.malformed(f"The body is not valid UTF-8 (byte {error.start}).") from None
     _refuse_unserved(raw)
-    if raw.session_id is not None and raw.conversation_id is not None:
+    if raw.session_id and raw.conversation_id:
         raise refusals.invalid_value("conversation_id", "Give 'session_id' or 'conversation_id', not both.")
     return ChatCall(
         model=raw.model,
@@ -212,8 +223,9 @@ def decode(body: bytes) -> ChatCall:
         seed=raw.seed,
         stop=_stop_strings(raw.stop),
         user=_user(raw.user),
-        session_id=raw.session_id,
-        conversation_id=raw.conversation_id,
+        is_plain=_is_plain(raw),
+        session_id=raw.session_id or None,
+        conversation_id=raw.conversation_id or None,
     )
 
 
@@ -236,6 +248,8 @@ def _validation_refusal(text: str) -> Refusal:
 
 
 def _refuse_unserved(raw: _Body) -> None:
+    if _unserved_of(raw) == _NONE_OF_THEM:
+        return
     for name in UNSERVED:
         value = getattr(raw, name)
         if value is msgspec.UNSET:
@@ -260,6 +274,18 @@ def _show(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
+def _is_plain(raw: _Body) -> bool:
+    """Whether the body holds nothing that a foreign server must not get."""
+    return (
+        raw.max_new_tokens is msgspec.UNSET
+        and raw.stream_options is msgspec.UNSET
+        and raw.session_id is msgspec.UNSET
+        and raw.conversation_id is msgspec.UNSET
+        and all(message.cache_control is msgspec.UNSET for message in raw.messages)
+        and not any(isinstance(message.content, list) for message in raw.messages)
+    )
+
+
 def _flatten(index: int, message: _Message) -> Message:
     where = f"messages[{index}]"
     role = _ROLES.get(message.role)
@@ -269,19 +295,18 @@ def _flatten(index: int, message: _Message) -> Message:
         raise refusals.invalid_value(
             f"{where}.role", f"'{message.role[:40]}' is not a role. Allowed: {', '.join(_ROLES)}."
         )
-    for name in ("audio", "tool_calls", "tool_call_id", "function_call"):
-        value = getattr(message, name)
+    for name, value in zip(_MESSAGE_UNSERVED, _message_unserved_of(message), strict=True):
         if value is not msgspec.UNSET and bytes(value) not in (b"null", b"[]"):
             raise refusals.unsupported_field(
                 f"{where}.{name}", f"'{name}' is not supported yet. Leave it out."
             )
-    is_cache_end = message.cache_control is not None
+    is_cache_end = bool(message.cache_control)
     if isinstance(message.content, str):
         return Message(role, message.content, is_cache_end)
     if message.content is None:
         raise refusals.invalid_value(f"{where}.content", "'content' must be a text or a list of text parts.")
     text = "".join(_part_text(where, position, part) for position, part in enumerate(message.content))
-    is_cache_end = is_cache_end or any(part.cache_control is not None for part in message.content)
+    is_cache_end = is_cache_end or any(bool(part.cache_control) for part in message.content)
     return Message(role, text, is_cache_end)
 
 
@@ -307,7 +332,7 @@ def _user(user: str | None) -> str | None:
 
 
 def _usage_wanted(raw: _Body) -> bool:
-    if raw.stream_options is None:
+    if raw.stream_options is None or raw.stream_options is msgspec.UNSET:
         return False
     if not raw.stream:
         raise refusals.invalid_value(
@@ -319,8 +344,12 @@ def _usage_wanted(raw: _Body) -> bool:
 def _effective_maximum(raw: _Body) -> int | None:
     given = {
         name: value
-        for name in ("max_completion_tokens", "max_tokens", "max_new_tokens")
-        if (value := getattr(raw, name)) is not None
+        for name, value in (
+            ("max_completion_tokens", raw.max_completion_tokens),
+            ("max_tokens", raw.max_tokens),
+            ("max_new_tokens", raw.max_new_tokens),
+        )
+        if value is not None and value is not msgspec.UNSET
     }
     if len(set(given.values())) > 1:
         raise refusals.invalid_value(
@@ -330,7 +359,9 @@ def _effective_maximum(raw: _Body) -> int | None:
 
 
 def _stop_strings(stop: str | list[str] | None) -> list[str]:
-    strings = [stop] if isinstance(stop, str) else list(stop or ())
+    if stop is None:
+        return []
+    strings = [stop] if isinstance(stop, str) else stop
     if len(strings) > bounds.STOP_STRINGS_MAX:
         raise refusals.invalid_value("stop", f"At most {bounds.STOP_STRINGS_MAX} stop strings are allowed.")
     for string in strings:

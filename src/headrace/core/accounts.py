@@ -96,9 +96,12 @@ class CallerAccounts:
 
     def headers(self, accounts: Iterable[Account]) -> bytes:
         """Rate-limit headers: of the level that leaves the least. Nothing where nothing is limited."""
+        limited = [account for account in accounts if account.limits is not UNLIMITED]
+        if not limited:
+            return b""
         now_us = self._clock.monotonic_us()
-        requests = min((room for one in accounts if (room := _request_room(one, now_us))), default=None)
-        tokens = min((room for one in accounts if (room := _token_room(one, now_us))), default=None)
+        requests = min((room for one in limited if (room := _request_room(one, now_us))), default=None)
+        tokens = min((room for one in limited if (room := _token_room(one, now_us))), default=None)
         lines = b""
         if requests is not None:
             remaining, limit, reset_ms = requests

@@ -69,17 +69,26 @@ class ServedModel:
         self.cache_ttl_s = cache_ttl_s
         self.queue = queue
         self.replicas: dict[str, Replica] = {}
+        self.context_tokens: int | None = None
+        """What a replica says of the model; None as long as there is none that knows."""
+        self.can_count = False
+        """Whether a replica can count a prompt's tokens exactly."""
         self.busy: dict[str, int] = {}
         """How many times in a row a replica said that it is full."""
 
-    @property
-    def context_tokens(self) -> int | None:
-        return next((replica.context_tokens for replica in self.replicas.values()), None)
+    def add(self, replica: Replica) -> None:
+        self.replicas[replica.replica_id] = replica
+        self._ask_replicas()
 
-    @property
-    def can_count(self) -> bool:
-        """Whether a replica can count a prompt's tokens exactly."""
-        return any(replica.can_count for replica in self.replicas.values())
+    def remove(self, replica_id: str) -> None:
+        self.replicas.pop(replica_id, None)
+        self.busy.pop(replica_id, None)
+        self._ask_replicas()
+
+    def _ask_replicas(self) -> None:
+        """What they say stays the same for their lives, so it is not asked for each request."""
+        self.context_tokens = next((replica.context_tokens for replica in self.replicas.values()), None)
+        self.can_count = any(replica.can_count for replica in self.replicas.values())
 
 
 def session_key(tenant: str, session_id: str) -> str:
@@ -147,15 +156,14 @@ class Core:
     def add_replica(self, model_id: str, replica: Replica, *, capacity: int) -> None:
         """A replica is ready."""
         model = self.models[model_id]
-        model.replicas[replica.replica_id] = replica
+        model.add(replica)
         model.queue.add(replica.replica_id, capacity=capacity)
         self._dispatch(model)
 
     def remove_replica(self, model_id: str, replica_id: str, *, successor_id: str | None) -> None:
         """A replica is gone. With a successor expected, waiting requests wait on; without, they may end."""
         model = self.models[model_id]
-        model.replicas.pop(replica_id, None)
-        model.busy.pop(replica_id, None)
+        model.remove(replica_id)
         hopeless = self.controller.remove_replica(model_id, replica_id, successor_id=successor_id)
         for entry in hopeless:
             self._open[entry.request_id].refuse(refusals.no_worker(model_id, retry_after_s=5))
@@ -203,7 +211,7 @@ class Core:
             raise self._turn_away(reservation, refusal) from None
         entry, size = admitted.entry, admitted.size
         reservation = msgspec.structs.replace(reservation, reserved_tokens=size.total)
-        operation = Operation(self, model, reservation, messages, entry, size)
+        operation = Operation(self, model, reservation, messages, entry, size, now_us)
         try:
             operation.journalled = self.journal.reserve(reservation)
         except StoreUnavailable:
@@ -510,5 +518,5 @@ class Core:
         for entry in self.controller.dispatch(model.model_id, now_us):
             assert entry.replica_id is not None
             operation = self._open[entry.request_id]
-            operation.grant(model.replicas[entry.replica_id])
+            operation.grant(model.replicas[entry.replica_id], now_us)
             self._watch.granted(operation)

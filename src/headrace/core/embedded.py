@@ -1,6 +1,7 @@
 """A replica that is one of our own worker processes."""
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator
 
 from headrace.api import refusals
@@ -9,6 +10,7 @@ from headrace.core.replica import ReplicaBusy, Task
 from headrace.errors import Refusal
 from headrace.ledger.closing import NOTHING, Counts
 from headrace.request.messages import Message
+from headrace.request.sampling import Sampling
 from headrace.worker.link import Attempt, AttemptEvent, Lost, WorkerLink
 from headrace.worker.messages import Accepted, AttemptRecord, Hello, Piece, Rejected, Submit
 
@@ -42,7 +44,7 @@ class EmbeddedReplica:
                 tenant_id=task.tenant_id,
                 messages=call.messages,
                 max_tokens=task.max_tokens,
-                sampling=task.sampling,
+                sampling=_sampling(task),
                 stop=call.stop,
                 cache=task.cache,
             )
@@ -168,6 +170,19 @@ class EmbeddedAnswer:
             return refusals.invalid_value("messages", rejected.message)
         assert rejected.code == "draining"
         return ReplicaBusy()
+
+
+def _sampling(task: Task) -> Sampling:
+    """How to draw: what the client asked for, then the model's defaults, and a seed of its own."""
+    model = task.sampling_defaults
+    return task.call.sampling(
+        Sampling(
+            temperature=model.temperature,
+            top_p=model.top_p,
+            top_k=model.top_k,
+            seed=secrets.randbits(32),
+        )
+    )
 
 
 def counts_of(record: AttemptRecord) -> Counts:

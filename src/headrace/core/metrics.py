@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge
 
 from headrace.ledger.records import OperationRecord
+from headrace.telemetry.families import CounterFamily, HistogramFamily
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
@@ -29,65 +30,64 @@ class CoreMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._tenants: set[str] = set()
-        self._counters: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
-        self._histograms: dict[tuple[Histogram, str], Histogram] = {}
         self.registry = registry
-        self._operations = Counter(
+        self._operations = CounterFamily(
             "headrace_operations",
             "Operations ended, by model and outcome.",
             ["model", "outcome"],
-            registry=registry,
+            registry,
         )
-        self._tokens = Counter(
-            "headrace_tokens", "Tokens counted by the engines.", ["model", "kind"], registry=registry
+        self._tokens = CounterFamily(
+            "headrace_tokens", "Tokens counted by the engines.", ["model", "kind"], registry
         )
-        self._tenant_tokens = Counter(
+        self._tenant_tokens = CounterFamily(
             "headrace_tenant_tokens",
             "Tokens by tenant (the first hundred seen; the rest as 'other').",
             ["tenant", "kind"],
-            registry=registry,
+            registry,
         )
-        self._latency = Histogram(
+        self._latency = HistogramFamily(
             "headrace_request_seconds",
             "From acceptance to the final record, completed operations.",
             ["model"],
-            buckets=_SECONDS,
-            registry=registry,
+            registry,
+            bounds=_SECONDS,
         )
-        self._first_token = Histogram(
+        self._first_token = HistogramFamily(
             "headrace_time_to_first_token_seconds",
             "From acceptance to the first token.",
             ["model"],
-            buckets=_SECONDS,
-            registry=registry,
+            registry,
+            bounds=_SECONDS,
         )
-        self._queue_wait = Histogram(
+        self._queue_wait = HistogramFamily(
             "headrace_queue_seconds",
             "From acceptance to a worker's start of the attempt.",
             ["model"],
-            buckets=_SECONDS,
-            registry=registry,
+            registry,
+            bounds=_SECONDS,
         )
-        self._replies = Counter(
-            "headrace_http_replies", "Replies by route and status.", ["route", "status"], registry=registry
+        self._replies = CounterFamily(
+            "headrace_http_replies", "Replies by route and status.", ["route", "status"], registry
         )
-        self._put_back = Counter(
+        self._put_back = CounterFamily(
             "headrace_put_back",
             "Requests that a full replica sent back to the head of the queue.",
             ["model"],
-            registry=registry,
+            registry,
         )
-        self._unauthenticated = Counter(
+        self._unauthenticated = CounterFamily(
             "headrace_unauthenticated",
             "Requests without a valid key, by reason.",
             ["reason"],
-            registry=registry,
+            registry,
         )
-        self.overhead = Histogram(
+        self._overhead = HistogramFamily(
             "headrace_gateway_overhead_seconds",
             "Time the gateway adds before a request is with a replica, waiting in the queue left out.",
-            buckets=_OVERHEAD,
-            registry=registry,
+            [],
+            registry,
+            bounds=_OVERHEAD,
         )
 
     def watch(self, readers: Mapping[str, Callable[[], float]]) -> None:
@@ -97,18 +97,22 @@ class CoreMetrics:
             Gauge(name, WATCHED[name], registry=self.registry).set_function(read)
 
     def replied(self, route: str, status: int) -> None:
-        self._count(self._replies, route, str(status)).inc()
+        self._replies.add((route, str(status)))
 
     def put_back(self, model: str) -> None:
-        self._count(self._put_back, model).inc()
+        self._put_back.add((model,))
 
     def unauthenticated(self, reason: str) -> None:
-        self._unauthenticated.labels(reason).inc()
+        self._unauthenticated.add((reason,))
+
+    def handed_over(self, overhead_us: int) -> None:
+        """A request is with a replica after so much time of the gateway's own."""
+        self._overhead.observe((), overhead_us / 1e6)
 
     def settled(self, record: OperationRecord) -> None:
         """Count a final record."""
         model = record.model
-        self._count(self._operations, model, record.outcome).inc(record.num_requests)
+        self._operations.add((model, record.outcome), record.num_requests)
         if record.prompt_tokens or record.completion_tokens:
             tenant = self._tenant_label(record.tenant_id)
             for kind, tokens in (
@@ -117,28 +121,16 @@ class CoreMetrics:
                 ("completion", record.completion_tokens),
             ):
                 if tokens:
-                    self._count(self._tokens, model, kind).inc(tokens)
-                    self._count(self._tenant_tokens, tenant, kind).inc(tokens)
+                    self._tokens.add((model, kind), tokens)
+                    self._tenant_tokens.add((tenant, kind), tokens)
         entered = record.queue_enter_ts
+        labels = (model,)
         if record.start_ts is not None:
-            self._time(self._queue_wait, model).observe(max(0, record.start_ts - entered) / 1e6)
+            self._queue_wait.observe(labels, max(0, record.start_ts - entered) / 1e6)
         if record.first_token_ts is not None:
-            self._time(self._first_token, model).observe(max(0, record.first_token_ts - entered) / 1e6)
+            self._first_token.observe(labels, max(0, record.first_token_ts - entered) / 1e6)
         if record.outcome == "completed":
-            self._time(self._latency, model).observe(record.latency_us / 1e6)
-
-    def _count(self, counter: Counter, *labels: str) -> Counter:
-        """The counter of these labels, kept: `labels()` checks and locks anew at every call."""
-        child = self._counters.get((counter, labels))
-        if child is None:
-            child = self._counters[counter, labels] = counter.labels(*labels)
-        return child
-
-    def _time(self, histogram: Histogram, model: str) -> Histogram:
-        child = self._histograms.get((histogram, model))
-        if child is None:
-            child = self._histograms[histogram, model] = histogram.labels(model)
-        return child
+            self._latency.observe(labels, record.latency_us / 1e6)
 
     def _tenant_label(self, tenant_id: str) -> str:
         if tenant_id in self._tenants:

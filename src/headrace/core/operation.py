@@ -47,6 +47,7 @@ class Operation:
         "model",
         "record",
         "replica",
+        "request_id",
         "reservation",
         "size",
     )
@@ -59,6 +60,7 @@ class Operation:
         messages: list[Message],
         entry: Entry,
         size: Size,
+        now_us: int,
     ) -> None:
         self._core = core
         self._granted: asyncio.Future[None] | None = None
@@ -79,16 +81,13 @@ class Operation:
         self.answer: Answer | None = None
         self.attempts = 0
         self.record: OperationRecord | None = None
-        self.accepted_us = core.clock.monotonic_us()
+        self.request_id = entry.request_id
+        self.accepted_us = now_us
         self.granted_us = 0
 
     @property
     def is_stream(self) -> bool:
         return self.entry.is_stream
-
-    @property
-    def request_id(self) -> str:
-        return self.entry.request_id
 
     async def __aenter__(self) -> Self:
         assert self.journalled is not None
@@ -172,9 +171,9 @@ class Operation:
 
     # --- called by the core ------------------------------------------------------------------------
 
-    def grant(self, replica: Replica) -> None:
+    def grant(self, replica: Replica, now_us: int) -> None:
         self.replica = replica
-        self.granted_us = self._core.clock.monotonic_us()
+        self.granted_us = now_us
         if self._granted is not None and not self._granted.done():
             self._granted.set_result(None)
 

@@ -11,12 +11,12 @@ import msgspec
 
 from headrace.api.chat import ChatCall
 from headrace.caching.slots import CacheOrder
+from headrace.config.settings import SamplingDefaults
 from headrace.ledger.closing import Counts
 from headrace.request.messages import Message
-from headrace.request.sampling import Sampling
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One attempt to be made on a replica."""
 
     attempt_id: str
@@ -29,7 +29,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Most tokens of the answer."""
     is_limited: bool
     """The maximum is a limit's and has to be kept, also by a foreign server that the client gave none."""
-    sampling: Sampling
+    sampling_defaults: SamplingDefaults
+    """The model's, for what the client left open."""
     cache: CacheOrder
     """What of it a worker may keep."""
     body: bytes

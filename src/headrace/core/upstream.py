@@ -34,8 +34,6 @@ _PATH: Final = "/chat/completions"
 _NO_CHOICES: Final = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _HAS_CONTENT: Final = re.compile(rb'"content"\s*:\s*"[^"]')
 _ERROR: Final = re.compile(rb'^data:\s*\{\s*"error"\s*:')
-_OURS: Final = re.compile(rb'"(?:max_new_tokens|session_id|conversation_id|cache_control)"')
-"""Fields that OpenAI's API does not have."""
 _INCLUDE_USAGE: Final = b',"stream_options":{"include_usage":true}}'
 _CLIENT_ERRORS: Final = frozenset({400, 404, 413, 415, 422})
 """Statuses that say something about the client's request; all others are the upstream's own trouble."""
@@ -144,6 +142,7 @@ class UpstreamAnswer:
                     is_stream=task.call.is_stream,
                     model=self._replica.upstream_model,
                     max_tokens=task.max_tokens if task.is_limited and task.call.max_tokens is None else None,
+                    is_plain=task.call.is_plain,
                 ),
             )
             self._response = response
@@ -281,16 +280,15 @@ class UpstreamAnswer:
         self._usage_event = event
 
 
-def upstream_body(body: bytes, *, is_stream: bool, model: str | None, max_tokens: int | None) -> bytes:
+def upstream_body(
+    body: bytes, *, is_stream: bool, model: str | None, max_tokens: int | None, is_plain: bool
+) -> bytes:
     """The request as the upstream gets it: usage asked for, its own name of the model, OpenAI's names only.
 
-    Nearly always a few bytes put behind; there, because of a name that stands twice every reader takes the
-    last. The body is taken apart where a value has to change, or where a name might be hidden by escapes.
+    Nearly always (`ChatCall.is_plain`) a few bytes put behind. The body is taken apart where a value has to
+    change.
     """
-    is_changed = (
-        model is not None or max_tokens is not None or b"\\u" in body or _OURS.search(body) is not None
-    )
-    if not is_changed and not (is_stream and b'"stream_options"' in body):
+    if is_plain and model is None and max_tokens is None:
         return body.rstrip()[:-1] + _INCLUDE_USAGE if is_stream else body
     content = msgspec.json.decode(body)
     if model is not None:

@@ -1,7 +1,6 @@
 """The gateway: routes, and the boundary at which every error becomes a reply and every request a log line."""
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -13,8 +12,9 @@ from headrace.config.settings import Settings
 from headrace.core.core import Core
 from headrace.errors import Refusal
 from headrace.gateway.chat import ChatCompletions
-from headrace.gateway.exchange import Exchange, ids, new_hex_id, refusal_headers
+from headrace.gateway.exchange import Exchange, id_headers, refusal_headers
 from headrace.gateway.identify import Identifier
+from headrace.gateway.ids import IdSource
 from headrace.gateway.reads import Reads
 from headrace.gateway.sessions import SessionRoutes
 from headrace.http import HttpRequest, Responder
@@ -37,6 +37,7 @@ class Gateway:
         self._core = core
         self._identifier = identifier
         self._clock = clock
+        self._ids = IdSource(clock)
         self._request_log = log
         self._reads = Reads(core)
         chat = ChatCompletions(core, settings, clock)
@@ -55,7 +56,7 @@ class Gateway:
         }
 
     async def handle(self, request: HttpRequest, responder: Responder) -> None:
-        exchange = Exchange(request, responder, self._clock)
+        exchange = Exchange(request, responder, self._ids, self._clock.monotonic_us())
         try:
             await self._route(exchange)
         except Refusal as refusal:
@@ -81,7 +82,7 @@ class Gateway:
             self._identifier.identify(request)
         except Refusal as refusal:
             route, _ = self._find(request.path)
-            hex_id, trace_id = new_hex_id(self._clock), secrets.token_hex(16)
+            hex_id, trace_id = self._ids.hex_id(), self._ids.trace_id()
             self._core.metrics.replied(route, refusal.status)
             self._request_log.write(
                 {
@@ -93,16 +94,19 @@ class Gateway:
                     "client": request.client_address,
                 }
             )
-            return refusal.status, ids(hex_id, trace_id) + refusal_headers(refusal), refusals.body(refusal)
+            return (
+                refusal.status,
+                id_headers(hex_id, trace_id) + refusal_headers(refusal),
+                refusals.body(refusal),
+            )
         return None
 
     def render_refusal(self, status: int, code: str, message: str) -> tuple[bytes, bytes]:
         """(headers, body) of what the HTTP layer refuses before a request exists."""
         self._core.metrics.replied("http", status)
         refusal = refusals.http_refused(status, code, message)
-        return ids(new_hex_id(self._clock), secrets.token_hex(16)) + refusal_headers(refusal), refusals.body(
-            refusal
-        )
+        headers = id_headers(self._ids.hex_id(), self._ids.trace_id()) + refusal_headers(refusal)
+        return headers, refusals.body(refusal)
 
     def on_error(self, request: HttpRequest, responder: Responder, error: Exception) -> None:
         """Called by the HTTP layer if `handle` itself failed, which is a bug."""

@@ -7,7 +7,6 @@ Leaving at any point is an exception: a `Refusal` becomes the reply, a cancellat
 client is gone. The operation's scope gives everything back and writes the one record either way.
 """
 
-import secrets
 from typing import Final
 
 from headrace.admission.controller import NeedsCount, NeedsTrim
@@ -23,7 +22,6 @@ from headrace.gateway.exchange import Exchange, usage_headers
 from headrace.gateway.identify import require_scope
 from headrace.identity import Identity
 from headrace.ledger.records import Reservation
-from headrace.request.sampling import Sampling
 
 MESSAGE_OVERHEAD_TOKENS: Final = 16
 """What a chat template adds to a message, at most, in the bound."""
@@ -146,9 +144,7 @@ class ChatCompletions:
 
     def _task(self, exchange: Exchange, operation: Operation, call: ChatCall, cache: CacheOrder) -> Task:
         waited_us = operation.granted_us - operation.accepted_us
-        self._core.metrics.overhead.observe(
-            max(0, self._clock.monotonic_us() - exchange.began_us - waited_us) / 1e6
-        )
+        self._core.metrics.handed_over(max(0, self._clock.monotonic_us() - exchange.began_us - waited_us))
         return Task(
             attempt_id=operation.next_attempt_id(),
             tenant_id=operation.reservation.tenant_id,
@@ -158,19 +154,10 @@ class ChatCompletions:
             call=call,
             max_tokens=operation.size.maximum,
             is_limited=operation.size.is_limited,
-            sampling=call.sampling(self._defaults(operation)),
+            sampling_defaults=operation.model.sampling,
             cache=cache,
             body=exchange.request.body,
             traceparent=exchange.traceparent,
-        )
-
-    def _defaults(self, operation: Operation) -> Sampling:
-        model = operation.model.sampling
-        return Sampling(
-            temperature=model.temperature,
-            top_p=model.top_p,
-            top_k=model.top_k,
-            seed=secrets.randbits(32),
         )
 
     def _reservation(

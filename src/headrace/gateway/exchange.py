@@ -1,12 +1,11 @@
 """One request and its reply at the gateway: ids, headers, and what the log line will say."""
 
 import re
-import secrets
 from typing import Any, Final
 
 from headrace.api import refusals
-from headrace.clock import Clock
 from headrace.errors import Refusal
+from headrace.gateway.ids import IdSource
 from headrace.http import HttpRequest, Responder
 from headrace.identity import Identity
 from headrace.ledger.records import OperationRecord
@@ -62,12 +61,12 @@ class Exchange:
         "trace_id",
     )
 
-    def __init__(self, request: HttpRequest, responder: Responder, clock: Clock) -> None:
+    def __init__(self, request: HttpRequest, responder: Responder, ids: IdSource, began_us: int) -> None:
         self.request = request
         self.responder = responder
-        self.began_us = clock.monotonic_us()
-        self.hex_id = new_hex_id(clock)
-        self.trace_id = _trace_id(request.headers.get(b"traceparent")) or secrets.token_hex(16)
+        self.began_us = began_us
+        self.hex_id = ids.hex_id()
+        self.trace_id = _trace_id(request.headers.get(b"traceparent")) or ids.trace_id()
         self.route = "unknown"
         self.status = 0
         self.identity: Identity | None = None
@@ -92,18 +91,20 @@ class Exchange:
 
     def send_json(self, body: bytes, *, status: int = 200, headers: bytes = b"") -> None:
         self.status = status
-        self.responder.send(status, ids(self.hex_id, self.trace_id) + _JSON + headers, body)
+        self.responder.send(status, id_headers(self.hex_id, self.trace_id) + _JSON + headers, body)
 
     def start_stream(self) -> None:
         self.status = 200
         self.is_stream = True
-        self.responder.start(200, ids(self.hex_id, self.trace_id) + _STREAM + self.limit_headers)
+        self.responder.start(200, id_headers(self.hex_id, self.trace_id) + _STREAM + self.limit_headers)
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer with a refusal that still has its status."""
         self.status = refusal.status
         self.responder.send(
-            refusal.status, ids(self.hex_id, self.trace_id) + refusal_headers(refusal), refusals.body(refusal)
+            refusal.status,
+            id_headers(self.hex_id, self.trace_id) + refusal_headers(refusal),
+            refusals.body(refusal),
         )
 
     def log_fields(self, now_us: int) -> dict[str, Any]:
@@ -120,18 +121,18 @@ class Exchange:
             "duration_ms": (now_us - self.began_us) // 1000,
         }
         if self.identity is not None:
-            fields |= {"tenant": self.identity.tenant, "key": self.identity.jti}
+            fields["tenant"] = self.identity.tenant
+            fields["key"] = self.identity.jti
         if self.model is not None:
-            fields |= {"model": self.model, "stream": self.is_stream}
+            fields["model"] = self.model
+            fields["stream"] = self.is_stream
         record = self.record
         if record is not None:
-            fields |= {
-                "outcome": record.outcome,
-                "worker": record.worker_id,
-                "prompt_tokens": record.prompt_tokens,
-                "completion_tokens": record.completion_tokens,
-                "finish_reason": record.finish_reason,
-            }
+            fields["outcome"] = record.outcome
+            fields["worker"] = record.worker_id
+            fields["prompt_tokens"] = record.prompt_tokens
+            fields["completion_tokens"] = record.completion_tokens
+            fields["finish_reason"] = record.finish_reason
             if record.start_ts is not None:
                 fields["queue_ms"] = max(0, record.start_ts - record.queue_enter_ts) // 1000
             if record.first_token_ts is not None:
@@ -139,12 +140,7 @@ class Exchange:
         return fields
 
 
-def new_hex_id(clock: Clock) -> str:
-    """32 hex digits: sortable by time, unguessable by the rest."""
-    return f"{clock.wall_us() // 1000:012x}{secrets.token_hex(10)}"
-
-
-def ids(hex_id: str, trace_id: str) -> bytes:
+def id_headers(hex_id: str, trace_id: str) -> bytes:
     """The headers that every reply has."""
     return b"x-request-id: req_%b\r\nx-trace-id: %b\r\n%b" % (hex_id.encode(), trace_id.encode(), _COMMON)
 

@@ -26,11 +26,13 @@ class HttpRequest:
     `path` is decoded and has no `.`/`..` segments, no doubled slashes and no control characters; `query`
     is raw, without the `?`. `headers` has lower-case names; a repeated one is joined with `, ` (those
     where that would be ambiguous are refused before). `client_address` is the peer's IP, without port.
+    `found` is for the owner: what its `check_head` has found out already, for its handler. None at first.
     """
 
     __slots__ = (
         "body",
         "client_address",
+        "found",
         "headers",
         "is_http_1_0",
         "is_keep_alive",
@@ -58,6 +60,7 @@ class HttpRequest:
         self.client_address = client_address
         self.is_keep_alive = is_keep_alive
         self.is_http_1_0 = is_http_1_0
+        self.found: object = None
 
     def __repr__(self) -> str:
         return f"<HttpRequest {self.method} {self.path} {len(self.body)} bytes>"

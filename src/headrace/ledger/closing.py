@@ -46,7 +46,7 @@ def ending_of(refusal: Refusal) -> Ending:
     return Ending(refusal.status, _OUTCOMES.get(refusal.code, "refused"), refusal.code)
 
 
-class Counts(msgspec.Struct, frozen=True, kw_only=True):
+class Counts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What an operation took from an engine. Times in microseconds, memory in bytes."""
 
     source: CountSource
@@ -144,6 +144,11 @@ def close(
 
 def _plausible(counts: Counts) -> Counts:
     """A foreign server may say anything; what the ledger cannot hold must not keep the operation open."""
+    if (
+        0 <= counts.prompt_tokens_cached <= counts.prompt_tokens <= TOKENS_MAX
+        and 0 <= counts.completion_tokens <= TOKENS_MAX
+    ):
+        return counts
     prompt_tokens = min(max(0, counts.prompt_tokens), TOKENS_MAX)
     return msgspec.structs.replace(
         counts,

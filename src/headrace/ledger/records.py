@@ -4,6 +4,7 @@ Every operation leaves exactly one final record, whatever happens to it. The fie
 public ones: `GET /v1/usage/{request_id}` and the admin API return them as they stand here.
 
 Tokens are counts, times are microseconds since 1970 UTC, memory is bytes unless the name says other.
+They hold nothing that could lead back to them, so the garbage collector need not know them (`gc=False`).
 """
 
 from typing import Literal
@@ -41,7 +42,7 @@ AbortPolicy = Literal[
 """What an operation that was not completed is charged (`ledger.charging`)."""
 
 
-class Reservation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Reservation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Opens an operation. Journalled before anything is sent to a worker."""
 
     request_id: str
@@ -58,7 +59,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     trace_id: str
 
 
-class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
+class OperationRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The one final row of an operation."""
 
     request_id: str

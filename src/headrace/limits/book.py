@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from headrace.config.limits import Level, Limits, LimitType
+from headrace.config.limits import UNLIMITED, Level, Limits, LimitType
 from headrace.limits.rate import RequestRate
 from headrace.limits.window import WINDOW_US, TokenWindow
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class Ask(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a request wants to take."""
 
     prompt_tokens: int
@@ -48,11 +48,16 @@ class Account:
     def __init__(self, level: Level, account_id: str, limits: Limits) -> None:
         self.level: Level = level
         self.account_id = account_id
-        self.limits = limits
+        self.limit(limits)
         self.rate = RequestRate()
         self.window = TokenWindow()
         self.running = 0
         self.streams = 0
+
+    def limit(self, limits: Limits) -> None:
+        """These limits from now on."""
+        # Most accounts have none. Those share one object, so that the checks below can tell in one comparison.
+        self.limits = UNLIMITED if limits == UNLIMITED else limits
 
     def is_idle(self, now_us: int) -> bool:
         return (
@@ -66,9 +71,10 @@ class Account:
 def decide(accounts: Iterable[Account], ask: Ask, now_us: int) -> Excess | None:
     """The first limit that the request would exceed; None if it fits everywhere. Changes nothing."""
     for account in accounts:
-        excess = _excess(account, ask, now_us)
-        if excess is not None:
-            return excess
+        if account.limits is not UNLIMITED:
+            excess = _excess(account, ask, now_us)
+            if excess is not None:
+                return excess
     return None
 
 
@@ -82,11 +88,15 @@ def hold(accounts: Iterable[Account], ask: Ask, now_us: int) -> None:
 
 def may_start(accounts: Iterable[Account], *, is_stream: bool) -> bool:
     """Whether a request that is held may go to a worker now."""
-    return all(
-        _is_below(account.running, account.limits.concurrency)
-        and (not is_stream or _is_below(account.streams, account.limits.streams))
-        for account in accounts
-    )
+    for account in accounts:
+        limits = account.limits
+        if limits is UNLIMITED:
+            continue
+        if not _is_below(account.running, limits.concurrency):
+            return False
+        if is_stream and not _is_below(account.streams, limits.streams):
+            return False
+    return True
 
 
 def grant(accounts: Iterable[Account], *, is_stream: bool) -> None:
@@ -117,18 +127,18 @@ def settle(accounts: Iterable[Account], *, held: int, used: int, now_us: int) ->
 
 def tightest_room(accounts: Iterable[Account], now_us: int) -> int | None:
     """Tokens that could be held now at every level; None if no level limits tokens."""
-    rooms = [room for account in accounts if (room := _room(account, now_us)) is not None]
-    return min(rooms, default=None)
-
-
-def _room(account: Account, now_us: int) -> int | None:
-    limits = account.limits
-    rooms = []
-    if limits.tpm is not None:
-        rooms.append(max(0, limits.tpm - account.window.used(now_us) - account.window.held))
-    if limits.max_total_tokens is not None:
-        rooms.append(limits.max_total_tokens)
-    return min(rooms, default=None)
+    tightest: int | None = None
+    for account in accounts:
+        limits = account.limits
+        if limits is UNLIMITED:
+            continue
+        if limits.tpm is not None:
+            room = max(0, limits.tpm - account.window.used(now_us) - account.window.held)
+            tightest = room if tightest is None else min(tightest, room)
+        if limits.max_total_tokens is not None:
+            room = limits.max_total_tokens
+            tightest = room if tightest is None else min(tightest, room)
+    return tightest
 
 
 def _excess(account: Account, ask: Ask, now_us: int) -> Excess | None:

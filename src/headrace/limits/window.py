@@ -38,7 +38,8 @@ class TokenWindow:
 
     def settle(self, held: int, tokens: int, now_us: int) -> None:
         """Replace a hold by what was really used."""
-        self.trim(held)
+        assert 0 <= held <= self.held
+        self.held -= held
         if tokens:
             self.add(tokens, now_us)
 

@@ -35,7 +35,7 @@ from headrace.runtime.fleet import Fleet
 from headrace.runtime.recovery import recover
 from headrace.runtime.workers import PROGRESS_SUFFIX
 from headrace.store.journal import Journal
-from headrace.telemetry.process import add_process_metrics
+from headrace.telemetry.process import add_process_metrics, quieten_garbage_collection
 from headrace.telemetry.request_log import RequestLog
 
 DEFAULT_TENANT = "default"
@@ -210,6 +210,7 @@ class _Server:
             ),
             admin_key=admin_key,
         )
+        quieten_garbage_collection()
         _log.info("server_ready", url=announcement.url, admin_url=announcement.admin_url)
         self._announce(announcement)
 

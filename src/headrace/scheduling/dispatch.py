@@ -11,6 +11,7 @@ tenant with the most waiting tokens gives up its newest requests: one tenant's f
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
+from itertools import islice
 from typing import Generic, Literal, TypeVar
 
 import msgspec
@@ -127,19 +128,28 @@ class ModelQueue(Generic[Ticket]):
 
     # --- requests -----------------------------------------------------------------------------------
 
-    def enter(self, ticket: Ticket, *, tenant: str, tokens: int, may_start: bool = True) -> list[Ticket]:
+    def enter(
+        self,
+        ticket: Ticket,
+        *,
+        tenant: str,
+        tokens: int,
+        may_start: Callable[[Ticket], bool] | None = None,
+    ) -> list[Ticket]:
         """Take a place in the queue. A refusal changes nothing.
 
         Returns the tickets that had to give up their places for this one. Raises `NoReplica` if nobody
         serves or will serve the model, `QueueFull` if all places are taken. A request that can start
-        at once never finds the queue full.
+        at once never finds the queue full; only where there is no place, `may_start` is asked for that.
         """
         assert ticket not in self._waiting
         if not self._replicas and not self._expected:
             raise NoReplica
         evicted: list[Ticket] = []
         # As long as a replica has room, those who wait are those who may not start yet.
-        if not (may_start and self._pick() is not None):
+        if not self._has_room(tenant, tokens) and not (
+            self._pick() is not None and (may_start is None or may_start(ticket))
+        ):
             self._check_tenant(tenant, tokens)
             evicted = self._make_room(tenant, tokens)
         self._waiting[ticket] = tenant
@@ -192,17 +202,18 @@ class ModelQueue(Generic[Ticket]):
         before each grant, so what the caller does with a grant counts for the next.
         """
         replica = self._pick()
-        if replica is None:
-            return
-        for ticket in list(self._waiting):
-            if may_start is not None and not may_start(ticket):
-                continue
+        num_passed = 0  # those at the front who may not start: they stay there
+        while replica is not None:
+            for ticket in islice(self._waiting, num_passed, None):
+                if may_start is None or may_start(ticket):
+                    break
+                num_passed += 1
+            else:
+                return
             self.leave(ticket)
             replica.running += 1
             yield ticket, replica.replica_id
             replica = self._pick()
-            if replica is None:
-                return
 
     def release(self, replica_id: str) -> None:
         """A granted request has left its replica."""
@@ -227,6 +238,14 @@ class ModelQueue(Generic[Ticket]):
         share.tickets[ticket] = tokens
         share.tokens += tokens
         self._tokens += tokens
+
+    def _has_room(self, tenant: str, tokens: int) -> bool:
+        """Whether one more can wait without anybody's giving way."""
+        bounds = self._bounds
+        if len(self._waiting) >= bounds.length or self._tokens + tokens > bounds.tokens:
+            return False
+        length, waiting = self.waiting_of(tenant)
+        return length < bounds.tenant_length and waiting + tokens <= bounds.tenant_tokens
 
     def _check_tenant(self, tenant: str, tokens: int) -> None:
         length, waiting = self.waiting_of(tenant)

@@ -1,7 +1,8 @@
 """The writing half of the journal: what one turn of the event loop recorded becomes one transaction.
 
 Group commit (ME-2): what is recorded in one turn of the event loop goes into one transaction
-at the start of the next turn, on the loop itself. That costs the loop some 100 µs plus 10 µs an entry
+at the start of the next turn, on the loop itself; while each turn brings more, several turns share one
+(`_gather`): a transaction costs much more than an entry. That costs the loop some 100 µs plus 10 µs an entry
 (`benchmarks/ledger_commit.py`); a writer thread would cost the same processor time and wait up to 5 ms for
 the interpreter lock at each of its many steps while the loop is busy. What waits for the disk, `fsync` and
 checkpoints, runs in threads in which one call into C does everything.
@@ -37,6 +38,9 @@ PENDING_MAX: Final = 20_000
 """Entries not written yet; beyond it `reserve` refuses. About 1.5 KB each."""
 CHECKPOINT_ENTRIES: Final = 2000
 """Entries between two checkpoints."""
+GATHER_ENTRIES: Final = 32
+GATHER_SECONDS: Final = 0.001
+"""A commit waits for no more entries once there are so many, or once it has waited so long."""
 CLOSE_SECONDS_MAX: Final = 5.0
 RETRY_SECONDS_FIRST: Final = 0.001
 RETRY_SECONDS_MAX: Final = 0.5
@@ -62,11 +66,15 @@ class GroupCommit:
             os.close(self._lock)
             raise
         self._log_descriptor = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        self._running_loop: asyncio.AbstractEventLoop | None = None
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ledger")
 
         self._batch = Batch()
         self._batch_futures: Futures = []
         self._commit_handle: asyncio.Handle | None = None
+        self._gathered = 0
+        """Entries that the commit under way had in the turn before."""
+        self._gather_until_s = 0.0
         self._attempts = 0
         self._failure: str | None = None
 
@@ -116,19 +124,44 @@ class GroupCommit:
             self._fail(self._batch_futures, reason)
         await done
 
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        # Asked for once: in Python 3.11 `get_running_loop` is a system call.
+        if self._running_loop is None:
+            self._running_loop = asyncio.get_running_loop()
+        return self._running_loop
+
     def _check_room(self) -> None:
         if len(self._batch.journal) >= self._pending_max:
             raise StoreUnavailable(f"{len(self._batch.journal)} ledger entries wait for the disk")
 
     def _after_pending(self) -> asyncio.Future[None]:
-        future = asyncio.get_running_loop().create_future()
+        future = self._loop.create_future()
         self._batch_futures.append(future)
         self._schedule()
         return future
 
     def _schedule(self) -> None:
         if self._commit_handle is None:
-            self._commit_handle = asyncio.get_running_loop().call_soon(self._commit)
+            loop = self._loop
+            self._gathered = 0
+            self._gather_until_s = loop.time() + GATHER_SECONDS
+            self._commit_handle = loop.call_soon(self._gather)
+
+    def _gather(self) -> None:
+        """Commit, unless the last turn of the loop brought entries: then the next one may, too.
+
+        Nothing sleeps for this: a loop that is idle commits one empty turn later, a busy one does what it
+        has to do anyway before it commits.
+        """
+        entries = len(self._batch.journal)
+        if self._gathered < entries < GATHER_ENTRIES:
+            loop = self._loop
+            if loop.time() < self._gather_until_s:
+                self._gathered = entries
+                self._commit_handle = loop.call_soon(self._gather)
+                return
+        self._commit()
 
     def _commit(self) -> None:
         self._commit_handle = None
@@ -164,7 +197,7 @@ class GroupCommit:
             if self._failure is None:
                 _log.error("ledger_commit_failed", error=str(error), entries=self.num_pending)
             self._failure = str(error)
-        self._commit_handle = asyncio.get_running_loop().call_later(delay, self._commit)
+        self._commit_handle = self._loop.call_later(delay, self._commit)
 
     # --- what waits for the disk ----------------------------------------------------------------
 
@@ -174,7 +207,7 @@ class GroupCommit:
             return
         self._is_syncing = True
         futures, self._unsynced = self._unsynced, []
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         synced = loop.run_in_executor(self._threads, os.fsync, self._log_descriptor)
         synced.add_done_callback(partial(self._synced, futures))
 
@@ -201,7 +234,7 @@ class GroupCommit:
     def _checkpoint(self) -> None:
         self._is_checkpointing = True
         self._entries_since_checkpoint = 0
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         done = loop.run_in_executor(self._threads, self._checkpointer.run)
         done.add_done_callback(self._checkpointed)
 

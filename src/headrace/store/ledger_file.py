@@ -184,6 +184,14 @@ class LedgerFile:
             raise SetupError(f"the ledger is damaged: its journal cannot be read ({error})") from error
         return int(seq)
 
+    def last_request_id(self) -> str:
+        """The highest id of an operation with a final row, as text; empty when there is none. Raises `SetupError`."""
+        try:
+            (request_id,) = self._connection.execute("SELECT max(request_id) FROM operations").fetchone()
+        except sqlite3.Error as error:
+            raise SetupError(f"the ledger is damaged: its operations cannot be read ({error})") from error
+        return str(request_id or "")
+
     def open_reservations(self) -> list[tuple[int, Reservation]]:
         """What was reserved and not settled, oldest first. Raises `SetupError` on unreadable rows."""
         try:

@@ -31,21 +31,19 @@ class RequestLog:
         self._pending: list[str] = []
 
     def write(self, fields: dict[str, Any]) -> None:
+        """One line. `fields` are the log's from here on: it adds its own to them."""
         if not self._is_on:
             return
         if not self._is_json:
             structlog.get_logger().info("request", **fields)
             return
-        line = {
-            **fields,
-            "event": "request",
-            "process": self._process,
-            "level": "info",
-            "timestamp": self._timestamp(),
-        }
+        fields["event"] = "request"
+        fields["process"] = self._process
+        fields["level"] = "info"
+        fields["timestamp"] = self._timestamp()
         if not self._pending:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._pending.append(redact(_encode(line).decode()))
+        self._pending.append(redact(_encode(fields).decode()))
 
     def _flush(self) -> None:
         lines, self._pending = self._pending, []
