@@ -296,3 +296,26 @@ def test_what_a_server_says_cannot_play_with_the_terminal(run: Run, world: Admin
     output = run("usage", "report", "--tenant", "odd", "--group-by", "user").output
     assert "\x1b" not in output
     assert len(output.splitlines()) == 2
+
+
+def test_a_model_file_is_described_without_a_server() -> None:
+    shown = CliRunner().invoke(
+        main, ["models", "inspect", "--batch-size", "4", "--context", "1024", "--context", "999999", "--json"]
+    )
+    assert shown.exit_code == 0, shown.output
+    report = json.loads(shown.output)
+    assert (report["architecture"], report["layers"], report["kv_bytes_per_token"]) == ("llama", 30, 23040)
+    assert [(one["sequences"], one["context_tokens"], one["kv_mib"]) for one in report["fits"]] == [
+        (4, 1024, 90)
+    ], "a context longer than the model was trained for is left out"
+    assert report["fits"][0]["fits"] is True
+    text = CliRunner().invoke(main, ["models", "inspect"])
+    assert "kv_bytes_per_token" in text.output and "sequences" in text.output
+
+
+def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"no model")
+    refused = CliRunner().invoke(main, ["models", "inspect", str(tmp_path / "x.gguf")])
+    assert refused.exit_code == 1
+    assert "x.gguf" in refused.output
+    assert CliRunner().invoke(main, ["models", "inspect", str(tmp_path / "none")]).exit_code == 1

@@ -1,11 +1,12 @@
 """`headrace models`."""
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from headrace.cli.connection import Connection, connected
-from headrace.cli.output import print_json, print_table
+from headrace.cli.output import print_fields, print_json, print_table
 
 
 @click.group()
@@ -26,6 +27,41 @@ def list_(url: str | None, key: str | None, server: Connection) -> None:
         print_table(found, ("id", "owned_by"))
     else:
         print_table(found, ("id", "workers", "ready"))
+
+
+@models.command("inspect")
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "--batch-size", multiple=True, type=click.IntRange(1, 256), help="Requests at once; may repeat."
+)
+@click.option("--context", multiple=True, type=click.IntRange(64), help="Tokens of each; may repeat.")
+@click.option("--json", "is_json", is_flag=True, help="Print JSON.")
+def inspect(
+    file: Path | None, batch_size: tuple[int, ...], context: tuple[int, ...], *, is_json: bool
+) -> None:
+    """Show a GGUF FILE's geometry, its memory for each token, and what fits here. Without FILE: the built-in model."""
+    # Only here: loading the library takes time that other commands do not need.
+    from headrace.engine.builtin import builtin_model_path
+    from headrace.engine.llama.inspect import as_plain, inspect_model
+    from headrace.errors import SetupError
+
+    try:
+        report = inspect_model(
+            file or builtin_model_path(),
+            sequences=batch_size or (1, 8, 32, 64),
+            contexts=context or (2048, 4096, 8192, 32768, 131072),
+        )
+    except SetupError as error:
+        raise click.ClickException(str(error)) from None
+    plain = as_plain(report)
+    if is_json:
+        print_json(plain)
+        return
+    fits = plain.pop("fits")
+    print_fields(plain)
+    if fits:
+        click.echo()
+        print_table(fits, tuple(fits[0]))
 
 
 def _of_key(server: Connection, url: str | None, key: str) -> list[dict[str, Any]]:
