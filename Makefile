@@ -6,7 +6,7 @@ MODELS := $(VENV)/share/headrace/models
 GGUF := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev serve test simulate simulate-bugs check format bench accept kills overload lock clean
+.PHONY: help install dev serve test simulate simulate-bugs check format bench accept kills overload soak reproducible lock clean
 
 help: ## what can be done here
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -48,6 +48,12 @@ kills: dev ## kill -9 sixty times under load on the real engine, then prove the 
 
 overload: dev ## ten times more clients than places: goodput, refusals, memory, a second tenant; a minute
 	$(BIN)/python -m benchmarks overload
+
+soak: dev ## ten thousand random operations against a cache far too small
+	HEADRACE_TEST_SOAK_OPERATIONS=10000 $(BIN)/python -m pytest tests/worker/test_cache_soak.py
+
+reproducible: dev ## answers alone, together, cached, parked, after a restart: the same? ten minutes
+	$(BIN)/python -m benchmarks.reproducible $(ARGS)
 
 lock: dev ## renew the locked requirements from pyproject.toml
 	tools/lock.sh
