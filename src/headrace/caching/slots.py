@@ -210,9 +210,19 @@ class SlotBook:
         self._parked[holding.parked] = holding
         self._index.add(holding)
 
-    def forget_parked(self, name: str, reason: Literal["expired", "pressure", "ended"]) -> None:
+    def forget_parked(self, name: str, reason: Literal["expired", "replaced", "pressure", "ended"]) -> None:
         """It is no longer there."""
         self._drop(self._parked[name], reason)
+
+    def parked_parts(self, holding: Holding) -> list[Holding]:
+        """What is parked of the same tenant and goes no further than this, or is the whole of it and more."""
+        matches = self._index.find(holding.tokens, [("tenant", holding.tenant)])
+        return [
+            match.holding
+            for match in matches
+            if match.holding.parked is not None
+            and match.length >= min(len(match.holding.tokens), len(holding.tokens))
+        ]
 
     def oldest_parked(self) -> Holding | None:
         """The one to give up first when there is no more room outside."""

@@ -116,6 +116,12 @@ class EngineSlots:
         """Save what `slot` still holds of this holding, and make room for it outside if need be."""
         parking = self._parking
         assert parking is not None
+        for part in self.book.parked_parts(holding):
+            if len(part.tokens) >= len(holding.tokens):
+                return  # all of it lies there already
+            assert part.parked is not None
+            self.book.forget_parked(part.parked, "replaced")
+        self._clean()
         state = self._engine.save(slot)
         while parking.bytes_used + len(state) > parking.bytes_max:
             oldest = self.book.oldest_parked()
