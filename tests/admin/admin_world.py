@@ -15,7 +15,8 @@ import uvloop
 from headrace.clock import SystemClock
 from headrace.core.control import ControlServer
 from headrace.core.directory import Directory
-from headrace.core.messages import WorkerView
+from headrace.core.failure import ControlFailure
+from headrace.core.messages import ModelView, WorkerView
 from headrace.core.refunds import Refunds
 from headrace.ledger.records import OperationRecord, Reservation
 from headrace.store.journal import Journal
@@ -31,6 +32,11 @@ WORKER = WorkerView(
     running=1,
     restarts=0,
 )
+
+
+def no_model(model_id: str, changes: dict[str, int | float | None], actor: str) -> ModelView:
+    """There is no core behind this world, so there are no models."""
+    raise ControlFailure(404, "model_not_found", f"there is no model {model_id!r}")
 
 
 class AdminWorld:
@@ -76,6 +82,8 @@ class AdminWorld:
             list_workers=lambda: [WORKER],
             flush_ledger=self.journal.flush,
             refund=Refunds(self.journal, self.directory, SystemClock()).refund,
+            list_models=list,
+            update_model=no_model,
         )
         await self.server.start(self.socket)
 

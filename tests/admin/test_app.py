@@ -451,6 +451,8 @@ ROUTES = [
     ("GET", "/admin/v1/usage/req_1"),
     ("POST", "/admin/v1/usage/req_1/refund"),
     ("GET", "/admin/v1/workers"),
+    ("GET", "/admin/v1/models"),
+    ("PATCH", "/admin/v1/models/model_1"),
     ("GET", "/admin/v1/openapi.json"),
     ("GET", "/"),
     ("GET", "/healthz/"),
@@ -471,7 +473,10 @@ def test_the_list_of_routes_above_is_complete(world: AdminWorld) -> None:
     listed = {
         (
             method,
-            path.replace("demo", "{tenant_id}").replace("key_1", "{jti}").replace("req_1", "{request_id}"),
+            path.replace("demo", "{tenant_id}")
+            .replace("key_1", "{jti}")
+            .replace("req_1", "{request_id}")
+            .replace("model_1", "{model_id}"),
         )
         for method, path in ROUTES
     }

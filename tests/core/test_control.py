@@ -25,6 +25,7 @@ from headrace.errors import SetupError
 from headrace.framing import FrameSplitter, FrameWriter
 from headrace.ledger.records import OperationRecord
 from headrace.store.errors import StoreUnavailable
+from tests.admin.admin_world import no_model
 
 pytestmark = pytest.mark.asyncio
 
@@ -50,6 +51,8 @@ class World:
             list_workers=lambda: [WORKER],
             flush_ledger=lambda: self.flush(),
             refund=no_operation,
+            list_models=list,
+            update_model=no_model,
         )
         self.client = CoreClient(self.path, timeout_s=5)
 
@@ -276,7 +279,14 @@ async def test_a_socket_left_by_a_dead_process_is_replaced(world: World, tmp_pat
     path = tmp_path / "left.sock"
     with contextlib.closing(__import__("socket").socket(1, 1)) as left:
         left.bind(str(path))
-    server = ControlServer(world.directory, list_workers=list, flush_ledger=world._flush, refund=no_operation)
+    server = ControlServer(
+        world.directory,
+        list_workers=list,
+        flush_ledger=world._flush,
+        refund=no_operation,
+        list_models=list,
+        update_model=no_model,
+    )
     await server.start(path)
     client = CoreClient(path)
     assert (await client.call(m.ListWorkers(), m.WorkersReply)).workers == []
@@ -288,7 +298,14 @@ async def test_a_socket_left_by_a_dead_process_is_replaced(world: World, tmp_pat
 async def test_what_is_no_socket_is_left_alone(world: World, tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")
-    server = ControlServer(world.directory, list_workers=list, flush_ledger=world._flush, refund=no_operation)
+    server = ControlServer(
+        world.directory,
+        list_workers=list,
+        flush_ledger=world._flush,
+        refund=no_operation,
+        list_models=list,
+        update_model=no_model,
+    )
     with pytest.raises(SetupError, match="cannot listen"):
         await server.start(path)
     assert path.read_text() == "data"

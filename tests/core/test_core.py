@@ -22,6 +22,7 @@ from headrace.core.replica import Task
 from headrace.errors import Refusal
 from headrace.ledger.closing import NOTHING, Counts
 from headrace.ledger.records import Reservation
+from headrace.request.controls import Controls
 from headrace.request.messages import Message
 from headrace.store.journal import Journal
 from headrace.store.verify import verify_ledger
@@ -77,6 +78,9 @@ class SilentReplica:
 
     async def count_prompt(self, messages: list[Message]) -> int | None:
         return None
+
+    def adjust(self, controls: Controls) -> None:
+        """Computes nothing."""
 
     def end_session(self, session: str) -> None:
         """Keeps nothing."""

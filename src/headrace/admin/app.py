@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from headrace.admin.bodies import (
     KeyCreate,
+    ModelUpdate,
     RefundCreate,
     TenantCreate,
     TenantUpdate,
@@ -177,6 +178,19 @@ def _add_usage(app: FastAPI, core: CoreClient, ledger: Path, clock: Clock) -> No
         body = await body_of(request, RefundCreate)
         refund = m.RefundOperation(request_id=request_id, reason=body.reason)
         return _json((await core.call(refund, m.OperationReply, actor=_actor(request))).operation)
+
+    @app.get("/admin/v1/models")
+    async def models() -> Response:
+        """All models, with what was changed since the start."""
+        return _json({"data": (await core.call(m.ListModels(), m.ModelsReply)).models})
+
+    @app.patch("/admin/v1/models/{model_id:path}", openapi_extra=schema_of(ModelUpdate))
+    async def update_model(model_id: str, request: Request) -> Response:
+        """Changes how a model's replicas work, from the next step on and until the server ends."""
+        body = await body_of(request, ModelUpdate)
+        changes = {name: getattr(body, name) for name in body.model_fields_set}
+        update = m.UpdateModel(id=model_id, changes=changes)
+        return _json((await core.call(update, m.ModelsReply, actor=_actor(request))).models[0])
 
     @app.get("/admin/v1/workers")
     async def workers() -> Response:

@@ -74,6 +74,17 @@ class KeyCreate(_Body):
     limits: LimitValues = {}
 
 
+class ModelUpdate(_Body):
+    """How a model's replicas work from now on, until the server ends; null goes back to the settings."""
+
+    max_batch_size: WholeNumber | None = None
+    max_batch_tokens: WholeNumber | None = None
+    target_step_ms: float | None = None
+    idle_step_ms: float | None = None
+    batch_wait_ms: float | None = None
+    max_concurrent_requests: WholeNumber | None = None
+
+
 class RefundCreate(_Body):
     """Why the charge is taken back; it goes into the ledger and onto the record of changes."""
 

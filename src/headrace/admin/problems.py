@@ -48,6 +48,8 @@ TITLES: Final[Mapping[str, str]] = MappingProxyType(
         "key_not_found": "There is no such key",
         "signing_key_active": "The signing key is in use",
         "signing_key_not_found": "There is no such signing key",
+        # models
+        "model_not_found": "There is no such model",
         # usage
         "invalid_filter": "A filter of the report cannot be understood",
         "operation_not_found": "There is no final record of such an operation",

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 
 from headrace.cli.connection import Connection, connected
 from headrace.cli.output import print_fields, print_json, print_table
+from headrace.request.controls import Controls
 
 
 @click.group()
@@ -27,6 +29,37 @@ def list_(url: str | None, key: str | None, server: Connection) -> None:
         print_table(found, ("id", "owned_by"))
     else:
         print_table(found, ("id", "workers", "ready"))
+
+
+@models.command("update")
+@click.argument("model")
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    required=True,
+    metavar="NAME=VALUE",
+    help="Of: "
+    + ", ".join(Controls.__struct_fields__)
+    + ". VALUE none goes back to the settings; may repeat.",
+)
+@connected
+def update(model: str, changes: tuple[str, ...], server: Connection) -> None:
+    """Change how MODEL's workers work, from now until the server ends."""
+    body: dict[str, float | None] = {}
+    for change in changes:
+        name, found, value = change.partition("=")
+        try:
+            body[name] = None if value == "none" else int(value) if value.isdigit() else float(value)
+        except ValueError:
+            found = ""
+        if not found:
+            raise click.UsageError(f"--set {change}: give NAME=NUMBER or NAME=none")
+    shown = server.admin("PATCH", f"/admin/v1/models/{quote(model, safe='/')}", body=body)
+    if server.is_json:
+        print_json(shown)
+    else:
+        print_fields(shown)
 
 
 @models.command("inspect")

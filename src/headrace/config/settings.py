@@ -61,6 +61,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     idle_step_ms: Annotated[
         float, msgspec.Meta(gt=0, le=60_000, description="how long a step may take while nothing is decoding")
     ] = 500.0
+    batch_wait_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] = 0.0
+    """After idle time, how long the first step waits for more requests to join it."""
     threads: Annotated[int, msgspec.Meta(ge=1, le=512)] | None = None
     """Compute threads; left out, one less than the processor has cores."""
     kv_layout: Literal["per_sequence", "unified"] = "per_sequence"

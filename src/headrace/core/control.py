@@ -44,12 +44,16 @@ class ControlServer:
         list_workers: Callable[[], Sequence[m.WorkerView]],
         flush_ledger: Callable[[], Awaitable[None]],
         refund: Callable[[str, str, str], Awaitable[OperationRecord]],
+        list_models: Callable[[], list[m.ModelView]],
+        update_model: Callable[[str, dict[str, int | float | None], str], m.ModelView],
     ) -> None:
         """`refund` gets request id, reason and actor (`core.refunds`)."""
         self._directory = directory
         self._list_workers = list_workers
         self._flush_ledger = flush_ledger
         self._refund = refund
+        self._list_models = list_models
+        self._update_model = update_model
         self._server: asyncio.Server | None = None
         self._path: Path | None = None
         self._connections: set[_Connection] = set()
@@ -95,6 +99,10 @@ class ControlServer:
                     return m.OperationReply(await self._refund(request_id, reason, actor))
                 case m.ListWorkers():
                     return m.WorkersReply(list(self._list_workers()))
+                case m.ListModels():
+                    return m.ModelsReply(self._list_models())
+                case m.UpdateModel(id=model_id, changes=changes):
+                    return m.ModelsReply([self._update_model(model_id, changes, actor)])
                 case _:
                     return self._ask_directory(request, actor)
         except ControlFailure as failure:

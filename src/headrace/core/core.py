@@ -32,6 +32,7 @@ from headrace.identity import Identity
 from headrace.ledger.closing import EXPIRED, LATE, NOTHING, RECOVERED, SHUTDOWN, Counts, Ending, close
 from headrace.ledger.records import OperationRecord, Reservation
 from headrace.limits.window import WINDOW_US
+from headrace.request.controls import AS_CONFIGURED, Controls
 from headrace.request.messages import Message
 from headrace.scheduling.dispatch import ModelQueue, NoReplica, QueueBounds, QueueFull
 from headrace.store.errors import StoreUnavailable
@@ -69,6 +70,9 @@ class ServedModel:
         self.cache_ttl_s = cache_ttl_s
         self.queue = queue
         self.replicas: dict[str, Replica] = {}
+        self.capacities: dict[str, int] = {}
+        """What each replica was made for, in requests at once."""
+        self.controls = AS_CONFIGURED
         self.context_tokens: int | None = None
         """What a replica says of the model; None as long as there is none that knows."""
         self.can_count = False
@@ -76,12 +80,14 @@ class ServedModel:
         self.busy: dict[str, int] = {}
         """How many times in a row a replica said that it is full."""
 
-    def add(self, replica: Replica) -> None:
+    def add(self, replica: Replica, capacity: int) -> None:
         self.replicas[replica.replica_id] = replica
+        self.capacities[replica.replica_id] = capacity
         self._ask_replicas()
 
     def remove(self, replica_id: str) -> None:
         self.replicas.pop(replica_id, None)
+        self.capacities.pop(replica_id, None)
         self.busy.pop(replica_id, None)
         self._ask_replicas()
 
@@ -94,6 +100,12 @@ class ServedModel:
 def session_key(tenant: str, session_id: str) -> str:
     """How workers call a session."""
     return f"{tenant}/s/{session_id}"
+
+
+def controls_capacity(controls: Controls, capacity: int) -> int:
+    """How many requests a replica gets that was made for so many."""
+    limits = (capacity, controls.max_concurrent_requests, controls.max_batch_size)
+    return min(limit for limit in limits if limit is not None)
 
 
 class Core:
@@ -156,8 +168,10 @@ class Core:
     def add_replica(self, model_id: str, replica: Replica, *, capacity: int) -> None:
         """A replica is ready."""
         model = self.models[model_id]
-        model.add(replica)
-        model.queue.add(replica.replica_id, capacity=capacity)
+        model.add(replica, capacity)
+        model.queue.add(replica.replica_id, capacity=controls_capacity(model.controls, capacity))
+        if model.controls != AS_CONFIGURED:
+            replica.adjust(model.controls)
         self._dispatch(model)
 
     def remove_replica(self, model_id: str, replica_id: str, *, successor_id: str | None) -> None:
@@ -167,6 +181,14 @@ class Core:
         hopeless = self.controller.remove_replica(model_id, replica_id, successor_id=successor_id)
         for entry in hopeless:
             self._open[entry.request_id].refuse(refusals.no_worker(model_id, retry_after_s=5))
+
+    def control(self, model: ServedModel, controls: Controls) -> None:
+        """Serve a model by these from now on, also on replicas that are yet to come."""
+        model.controls = controls
+        for replica_id, replica in model.replicas.items():
+            replica.adjust(controls)
+            model.queue.set_capacity(replica_id, controls_capacity(controls, model.capacities[replica_id]))
+        self._dispatch(model)
 
     def running_on(self, model_id: str, replica_id: str) -> int:
         return self.models[model_id].queue.running_on(replica_id)

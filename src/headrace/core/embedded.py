@@ -9,6 +9,7 @@ from headrace.api.completion import DONE, ChunkEncoder, Usage, completion
 from headrace.core.replica import ReplicaBusy, Task
 from headrace.errors import Refusal
 from headrace.ledger.closing import NOTHING, Counts
+from headrace.request.controls import Controls
 from headrace.request.messages import Message
 from headrace.request.sampling import Sampling
 from headrace.worker.link import Attempt, AttemptEvent, Lost, WorkerLink
@@ -32,6 +33,9 @@ class EmbeddedReplica:
 
     async def count_prompt(self, messages: list[Message]) -> int | None:
         return await self.link.count(messages)
+
+    def adjust(self, controls: Controls) -> None:
+        self.link.adjust(controls)
 
     def end_session(self, session: str) -> None:
         self.link.end_session(session)

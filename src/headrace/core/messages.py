@@ -10,6 +10,7 @@ import msgspec
 
 from headrace.config.limits import NO_CHANGES, UNLIMITED, LevelChanges, Limits, LimitValues
 from headrace.ledger.records import OperationRecord
+from headrace.request.controls import Controls
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,6 +145,17 @@ class ListWorkers(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pass
 
 
+class ListModels(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    pass
+
+
+class UpdateModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Change how a model's replicas work, until the server ends. What is None goes back to the settings."""
+
+    id: str
+    changes: dict[str, int | float | None]
+
+
 class FlushLedger(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Answered when everything recorded so far can be read by another process."""
 
@@ -190,6 +202,21 @@ class WorkersReply(msgspec.Struct, frozen=True, tag=True):
     workers: list[WorkerView]
 
 
+class ModelView(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as it is served now."""
+
+    id: str
+    replicas: int
+    running: int
+    waiting: int
+    controls: Controls
+    """What was changed since the start."""
+
+
+class ModelsReply(msgspec.Struct, frozen=True, tag=True):
+    models: list[ModelView]
+
+
 class OperationReply(msgspec.Struct, frozen=True, tag=True):
     """The final record as it stands now."""
 
@@ -210,6 +237,8 @@ Request = (
     | ListKeys
     | CheckAdminKey
     | ListWorkers
+    | ListModels
+    | UpdateModel
     | FlushLedger
     | RefundOperation
 )
@@ -221,6 +250,7 @@ Reply = (
     | IssuedKeyReply
     | KeysReply
     | WorkersReply
+    | ModelsReply
     | OperationReply
     | Done
 )

@@ -13,6 +13,7 @@ from headrace.api.chat import ChatCall
 from headrace.caching.slots import CacheOrder
 from headrace.config.settings import SamplingDefaults
 from headrace.ledger.closing import Counts
+from headrace.request.controls import Controls
 from headrace.request.messages import Message
 
 
@@ -134,6 +135,10 @@ class Replica(Protocol):
 
     async def count_prompt(self, messages: list[Message]) -> int | None:
         """Tokens of a prompt; None if that is not known here."""
+        ...
+
+    def adjust(self, controls: Controls) -> None:
+        """Work by these from now on."""
         ...
 
     def end_session(self, session: str) -> None:

@@ -28,6 +28,7 @@ from headrace.http import (
 )
 from headrace.ledger.closing import Counts
 from headrace.ledger.records import CountSource
+from headrace.request.controls import Controls
 from headrace.request.messages import Message
 
 _PATH: Final = "/chat/completions"
@@ -87,6 +88,9 @@ class UpstreamReplica:
     async def count_prompt(self, messages: list[Message]) -> int | None:
         """Not without its tokenizer: the bound stands until its usage arrives."""
         return None
+
+    def adjust(self, controls: Controls) -> None:
+        """How a foreign server computes is not ours to say."""
 
     def end_session(self, session: str) -> None:
         """A foreign server knows no sessions of ours."""

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from headrace.clock import SystemClock
 from headrace.config.settings import Settings
 from headrace.core.control import ControlServer
+from headrace.core.controls import ModelControls
 from headrace.core.core import Core
 from headrace.core.directory import Directory
 from headrace.core.failure import ControlFailure
@@ -156,9 +157,12 @@ class _Server:
 
     async def _start_control(self, stack: contextlib.AsyncExitStack) -> Path:
         path = self._data.sockets / "core.sock"
+        controls = ModelControls(self._core, self._directory)
         control = ControlServer(
             self._directory,
             list_workers=self._fleet.views,
+            list_models=controls.views,
+            update_model=controls.update,
             flush_ledger=self._journal.flush,
             refund=Refunds(self._journal, self._directory, self._clock).refund,
         )

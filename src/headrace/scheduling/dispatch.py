@@ -120,6 +120,13 @@ class ModelQueue(Generic[Ticket]):
         self._expected.discard(replica_id)
         self._replicas[replica_id] = _Replica(replica_id, capacity)
 
+    def set_capacity(self, replica_id: str, capacity: int) -> None:
+        """From now on. What runs beyond a smaller one goes on to its end."""
+        assert capacity >= 1
+        replica = self._replicas.get(replica_id)
+        if replica is not None:
+            replica.capacity = capacity
+
     def pause(self, replica_id: str, *, is_paused: bool) -> None:
         """A replica said that it is full (or may be asked again): it is granted nothing meanwhile."""
         replica = self._replicas.get(replica_id)

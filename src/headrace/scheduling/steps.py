@@ -45,6 +45,14 @@ class PrefillPace:
         self._tokens_per_ms = 0.0
         self._decode_ms = 0.0
 
+    @property
+    def limits(self) -> StepLimits:
+        return self._limits
+
+    def set_limits(self, limits: StepLimits) -> None:
+        """From the next step on. What was learned of the speed stays."""
+        self._limits = limits
+
     def observe_prefill(self, tokens: int, seconds: float) -> None:
         """Take in the prefill of one prompt's portion of `tokens` tokens."""
         if tokens < SPEED_TOKENS_MIN or seconds <= 0:

@@ -15,12 +15,14 @@ import msgspec
 from headrace.clock import Clock
 from headrace.errors import ProtocolError
 from headrace.framing import FrameSplitter, FrameWriter
+from headrace.request.controls import Controls
 from headrace.request.messages import Message
 from headrace.worker.messages import (
     PROTOCOL_VERSION,
     Abort,
     Accepted,
     Acknowledge,
+    Adjust,
     AttemptRecord,
     Count,
     Counted,
@@ -165,6 +167,10 @@ class WorkerLink(asyncio.Protocol):
     def end_session(self, session: str) -> None:
         if not self.lost.is_set():
             self._send(EndSession(session))
+
+    def adjust(self, controls: Controls) -> None:
+        if not self.lost.is_set():
+            self._send(Adjust(controls))
 
     def drain(self) -> None:
         if not self.lost.is_set():

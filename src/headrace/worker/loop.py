@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from headrace.bounds import CHUNK_GRAIN
 from headrace.clock import Clock
 from headrace.engine.protocol import Engine, Forward, Span
 from headrace.errors import EngineFault
+from headrace.request.controls import Controls
 from headrace.scheduling.steps import PrefillPace, StepLimits, share_out, share_out_chunks
 from headrace.worker.messages import AttemptRecord, EndSession, FinishReason, Piece
 from headrace.worker.progress import ProgressFile
@@ -47,6 +49,7 @@ class EngineLoop:
         stats: StepStats,
         slots: EngineSlots | None = None,
         chunk_tokens: int | None = None,
+        batch_wait_ms: float = 0.0,
     ) -> None:
         """`chunk_tokens`: read prompts in by multiples of so many tokens (reproducible mode)."""
         self._engine = engine
@@ -58,8 +61,13 @@ class EngineLoop:
         self._stats = stats
         self._chunk_tokens = chunk_tokens
         self._pace = PrefillPace(limits)
-        self._inbox: deque[Sequence | str | EndSession] = deque()
+        self._configured = limits
+        self._running_max = self._info.sequences
+        self._batch_wait_s = batch_wait_ms / 1000
+        self._configured_wait_s = self._batch_wait_s
+        self._inbox: deque[Sequence | str | EndSession | Controls] = deque()
         self._wake = threading.Event()
+        self._stopped = threading.Event()
         self._is_stopping = False
         self._waiting: deque[Sequence] = deque()
         self._prefilling: list[Sequence] = []
@@ -86,9 +94,15 @@ class EngineLoop:
         self._inbox.append(EndSession(session))
         self._wake.set()
 
+    def adjust(self, controls: Controls) -> None:
+        """Work by these from the next step on."""
+        self._inbox.append(controls)
+        self._wake.set()
+
     def stop(self) -> None:
         """End `run` after the step at hand; what still runs is aborted."""
         self._is_stopping = True
+        self._stopped.set()
         self._wake.set()
 
     @property
@@ -108,6 +122,8 @@ class EngineLoop:
             if not (self._inbox or self._waiting or self._prefilling or self._decoding):
                 self._wake.wait()
                 self._wake.clear()
+                if self._batch_wait_s:
+                    self._stopped.wait(self._batch_wait_s)
         for sequence in [*self._waiting, *self._prefilling, *self._decoding]:
             self._finish(sequence, "aborted", error="the worker is stopping")
         self._tell()
@@ -152,8 +168,26 @@ class EngineLoop:
                 self._waiting.append(command)
             elif isinstance(command, EndSession):
                 self._slots.end_session(command.session)
+            elif isinstance(command, Controls):
+                self._adjust(command)
             else:
                 self._abort(command)
+
+    def _adjust(self, controls: Controls) -> None:
+        """Never beyond what the engine was loaded for, nor so little that prompts could not be read in."""
+        configured = self._configured
+        self._running_max = min(controls.max_batch_size or self._info.sequences, self._info.sequences)
+        tokens = min(controls.max_batch_tokens or configured.batch_tokens_max, configured.batch_tokens_max)
+        target_ms = controls.target_step_ms or configured.target_step_ms
+        self._pace.set_limits(
+            StepLimits(
+                batch_tokens_max=max(tokens, self._running_max + (self._chunk_tokens or CHUNK_GRAIN)),
+                target_step_ms=target_ms,
+                idle_step_ms=max(target_ms, controls.idle_step_ms or configured.idle_step_ms),
+            )
+        )
+        wait_ms = controls.batch_wait_ms
+        self._batch_wait_s = self._configured_wait_s if wait_ms is None else wait_ms / 1000
 
     def _abort(self, attempt_id: str) -> None:
         for group in (self._decoding, self._prefilling, self._waiting):
@@ -168,7 +202,11 @@ class EngineLoop:
         keeps its claim to a slot.
         """
         held_back: list[Sequence] = []
-        while self._waiting and self._slots.has_room(len(held_back)):
+        while (
+            self._waiting
+            and self._slots.has_room(len(held_back))
+            and self.num_running + len(held_back) < self._running_max
+        ):
             sequence = self._waiting.popleft()
             if not self._slots.open(sequence):
                 held_back.append(sequence)
@@ -203,7 +241,7 @@ class EngineLoop:
         return done
 
     def _prefill(self, num_decoding: int) -> tuple[int, Forward]:
-        room = self._info.batch_tokens - num_decoding
+        room = self._pace.limits.batch_tokens_max - num_decoding
         remaining = [len(one.prompt) - one.computed for one in self._prefilling]
         portion = min(self._pace.portion(num_decoding=num_decoding), room)
         if self._chunk_tokens is None:

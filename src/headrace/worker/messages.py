@@ -3,7 +3,8 @@
 One connection for each gateway, many attempts at once on it. The worker sends the news of all
 sequences of a step in one frame, so that the cost of a frame is paid per step, not per token.
 
-Gateway to worker: `Submit`, `Abort`, `Count`, `Acknowledge`, `EndSession`, `Drain`.
+Gateway to worker: `Submit`, `Abort`, `Count`, `Acknowledge`, `EndSession`, `Adjust`,
+`Drain`.
 Worker to gateway: `Hello` once, then `News`: accepted or rejected attempts, pieces of text, final
 records; and `Status` at least every second.
 """
@@ -14,6 +15,7 @@ import msgspec
 
 from headrace.caching.slots import KEPT_IN_FULL, CacheOrder
 from headrace.engine.protocol import EngineInfo
+from headrace.request.controls import Controls
 from headrace.request.messages import Message
 from headrace.request.sampling import Sampling
 
@@ -65,6 +67,12 @@ class EndSession(msgspec.Struct, frozen=True, tag=True):
     """Forget what is kept of a conversation."""
 
     session: str
+
+
+class Adjust(msgspec.Struct, frozen=True, tag=True):
+    """Work by these from now on."""
+
+    controls: Controls
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
@@ -154,5 +162,5 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_draining: bool
 
 
-ToWorker = Submit | Abort | Count | Acknowledge | EndSession | Drain
+ToWorker = Submit | Abort | Count | Acknowledge | EndSession | Adjust | Drain
 FromWorker = Hello | News | Counted | Status

@@ -158,6 +158,7 @@ async def _serve(
         stats=stats,
         slots=slots,
         chunk_tokens=REPRODUCIBLE_CHUNK_TOKENS if reproducible else None,
+        batch_wait_ms=orders.engine.batch_wait_ms,
     )
     engine_thread = _EngineThread(loop, network)
     engine_thread.start()

@@ -27,6 +27,7 @@ from headrace.worker.messages import (
     Abort,
     Accepted,
     Acknowledge,
+    Adjust,
     Count,
     Counted,
     Drain,
@@ -171,6 +172,9 @@ class WorkerServer:
             case EndSession(session):
                 if self._loop is not None:
                     self._loop.end_session(session)
+            case Adjust(controls):
+                if self._loop is not None:
+                    self._loop.adjust(controls)
             case Drain():
                 self.drain()
 
