@@ -18,7 +18,7 @@ dev: $(VENV)/.dev $(GGUF) ## the same, with the tools for tests and checks
 serve: install ## serve the built-in model on port 8080 until Ctrl-C
 	@$(BIN)/headrace serve --log-format console --log-level warning $(ARGS)
 
-test: dev ## the tests, about a minute
+test: dev ## the tests, about three minutes
 	$(BIN)/python -m pytest $(ARGS)
 
 simulate: dev ## a thousand simulated worlds with faults and crashes, about a minute

@@ -2,10 +2,10 @@
 
 On the real engine, four slots, so that what is kept is reused and displaced all the time.
 
-1. Two tenants send 40 requests at a time whose prompts hold a secret word of their own each, in 50 to 1 500 tokens
+1. Two tenants send 40 requests at a time whose prompts hold a secret word of their own each, in 50 to 1 200 tokens
    of text that both share. No answer may hold a secret of the other tenant, and no prompt may be served from
    what the other one has computed.
-2. Timing: a tenant sends prompts whose first 300 tokens another tenant has just had computed, and prompts nobody has
+2. Timing: a tenant sends prompts whose first 110 tokens another tenant has just had computed, and prompts nobody has
    seen, in random turns. The times to the first token must not differ: two-sided Mann-Whitney U test.
 
 Prints one JSON object; exit status 1 if a secret crosses, a token is shared, or p < 0.01.
@@ -71,7 +71,7 @@ def _secrets(running: Running, keys: list[str]) -> dict[str, Any]:
     words = [["".join(rng.sample(SYLLABLES, 3)) + str(who) for _ in range(20)] for who in (0, 1)]
     crossed = shared = told = own = 0
     for turn in range(2):
-        text = load.prompt(900 + turn, words=1100)
+        text = load.prompt(900 + turn, words=900)
 
         async def both(text: str = text) -> list[load.Outcome]:
             jobs = []
@@ -82,7 +82,7 @@ def _secrets(running: Running, keys: list[str]) -> dict[str, Any]:
                         "messages": [
                             {
                                 "role": "user",
-                                "content": " ".join(text.split()[: rng.randrange(30, 1050)])
+                                "content": " ".join(text.split()[: rng.choice((30, 100, 200, 300, 850))])
                                 + f" The password is {word}. Repeat the password and every other word you know.",
                             }
                         ],
@@ -123,7 +123,7 @@ def _timing(running: Running, keys: list[str], probes: int) -> dict[str, Any]:
     turns = [name for name in times for _ in range(probes // 2)]
     rng.shuffle(turns)
     for number, name in enumerate(turns):
-        prefix = load.prompt(10_000 + number, words=200)
+        prefix = load.prompt(10_000 + number, words=80)
 
         def ask(key: str, question: str, prefix: str = prefix) -> load.Outcome:
             body = {
@@ -139,7 +139,7 @@ def _timing(running: Running, keys: list[str], probes: int) -> dict[str, Any]:
         if name == "warmed by the other":
             ask(keys[0], "What is this about?")
         else:  # the same work just before, on something else
-            ask(keys[0], "What is this about?", load.prompt(50_000 + number, words=200))
+            ask(keys[0], "What is this about?", load.prompt(50_000 + number, words=80))
         outcome = ask(keys[1], "And what is that about?")
         assert outcome.cached_tokens == 0
         times[name] += outcome.first_token

@@ -5,10 +5,11 @@ Nothing of it is stored: a restart goes back to the settings.
 
 import msgspec
 
-from headrace.core.core import Core, ServedModel
+from headrace.core.core import Core
 from headrace.core.directory import Directory
 from headrace.core.failure import ControlFailure
 from headrace.core.messages import ModelView
+from headrace.core.served_model import ServedModel
 from headrace.request.controls import Controls
 
 

@@ -14,27 +14,26 @@ import structlog
 from headrace.admission.controller import AdmissionController, Applicant, LimitReached
 from headrace.admission.entry import Entry, Phase
 from headrace.api import refusals
-from headrace.api.chat import ChatCall
-from headrace.caching.slots import CacheOrder
 from headrace.clock import Clock
-from headrace.config.settings import ModelSettings, SamplingDefaults, Settings
+from headrace.config.settings import ModelSettings, Settings
 from headrace.core.accounts import CallerAccounts
+from headrace.core.cache_orders import CacheOrders, session_key
 from headrace.core.directory import Directory
-from headrace.core.embedded import counts_of
 from headrace.core.metrics import CoreMetrics
 from headrace.core.operation import Operation
+from headrace.core.recovery import close_left_open
 from headrace.core.refusal_log import RefusalLog
 from headrace.core.replica import Replica, ReplicaBusy
+from headrace.core.served_model import ServedModel, capacity_by
 from headrace.core.sessions import Sessions
 from headrace.core.watch import Watch
 from headrace.errors import Refusal
-from headrace.identity import Identity
-from headrace.ledger.closing import EXPIRED, LATE, NOTHING, RECOVERED, SHUTDOWN, Counts, Ending, close
+from headrace.ledger.closing import EXPIRED, LATE, NOTHING, SHUTDOWN, Counts, Ending, close
 from headrace.ledger.records import OperationRecord, Reservation
 from headrace.limits.window import WINDOW_US
 from headrace.request.controls import AS_CONFIGURED, Controls
 from headrace.request.messages import Message
-from headrace.scheduling.dispatch import ModelQueue, NoReplica, QueueBounds, QueueFull
+from headrace.scheduling.dispatch import NoReplica, QueueBounds, QueueFull
 from headrace.store.errors import StoreUnavailable
 from headrace.store.journal import Journal
 from headrace.worker.messages import AttemptRecord
@@ -50,62 +49,6 @@ RETRY_AFTER_SECONDS_MAX: Final = 30.0
 
 def _queue_full(full: QueueFull) -> Refusal:
     return refusals.queue_full(level=full.level, bound=full.bound, limit=full.limit, used=full.used)
-
-
-class ServedModel:
-    """A model that clients can ask for, with its queue and its replicas."""
-
-    def __init__(
-        self,
-        model_id: str,
-        *,
-        sampling: SamplingDefaults,
-        queue: ModelQueue[Entry],
-        created_s: int,
-        cache_ttl_s: float,
-    ) -> None:
-        self.model_id = model_id
-        self.sampling = sampling
-        self.created_s = created_s
-        self.cache_ttl_s = cache_ttl_s
-        self.queue = queue
-        self.replicas: dict[str, Replica] = {}
-        self.capacities: dict[str, int] = {}
-        """What each replica was made for, in requests at once."""
-        self.controls = AS_CONFIGURED
-        self.context_tokens: int | None = None
-        """What a replica says of the model; None as long as there is none that knows."""
-        self.can_count = False
-        """Whether a replica can count a prompt's tokens exactly."""
-        self.busy: dict[str, int] = {}
-        """How many times in a row a replica said that it is full."""
-
-    def add(self, replica: Replica, capacity: int) -> None:
-        self.replicas[replica.replica_id] = replica
-        self.capacities[replica.replica_id] = capacity
-        self._ask_replicas()
-
-    def remove(self, replica_id: str) -> None:
-        self.replicas.pop(replica_id, None)
-        self.capacities.pop(replica_id, None)
-        self.busy.pop(replica_id, None)
-        self._ask_replicas()
-
-    def _ask_replicas(self) -> None:
-        """What they say stays the same for their lives, so it is not asked for each request."""
-        self.context_tokens = next((replica.context_tokens for replica in self.replicas.values()), None)
-        self.can_count = any(replica.can_count for replica in self.replicas.values())
-
-
-def session_key(tenant: str, session_id: str) -> str:
-    """How workers call a session."""
-    return f"{tenant}/s/{session_id}"
-
-
-def controls_capacity(controls: Controls, capacity: int) -> int:
-    """How many requests a replica gets that was made for so many."""
-    limits = (capacity, controls.max_concurrent_requests, controls.max_batch_size)
-    return min(limit for limit in limits if limit is not None)
 
 
 class Core:
@@ -128,6 +71,7 @@ class Core:
         self.controller = AdmissionController(lease_us=int(settings.lease_s * 1e6))
         self.accounts = CallerAccounts(self.controller.accounts, directory, clock, cluster=settings.limits)
         self.sessions = Sessions(clock, ttl_s=settings.session_ttl_s)
+        self.cache_orders = CacheOrders(directory, self.sessions, session_ttl_s=settings.session_ttl_s)
         self.is_stopping = False
         self._cut_us = 0
         self.models: dict[str, ServedModel] = {}
@@ -169,7 +113,7 @@ class Core:
         """A replica is ready."""
         model = self.models[model_id]
         model.add(replica, capacity)
-        model.queue.add(replica.replica_id, capacity=controls_capacity(model.controls, capacity))
+        model.queue.add(replica.replica_id, capacity=capacity_by(model.controls, capacity))
         if model.controls != AS_CONFIGURED:
             replica.adjust(model.controls)
         self._dispatch(model)
@@ -187,7 +131,7 @@ class Core:
         model.controls = controls
         for replica_id, replica in model.replicas.items():
             replica.adjust(controls)
-            model.queue.set_capacity(replica_id, controls_capacity(controls, model.capacities[replica_id]))
+            model.queue.set_capacity(replica_id, capacity_by(controls, model.capacities[replica_id]))
         self._dispatch(model)
 
     def running_on(self, model_id: str, replica_id: str) -> int:
@@ -324,20 +268,6 @@ class Core:
         late.add_done_callback(self._late.discard)
         self._dispatch_all()
 
-    def cache_order(self, model: ServedModel, identity: Identity, call: ChatCall) -> CacheOrder:
-        """What may be kept of a request, and who may find it. Raises `Refusal` (404) for a session that is none."""
-        mode, group = self.directory.cache_of(identity.tenant)
-        session = None
-        if call.session_id is not None:
-            if self.sessions.use(call.session_id, identity.tenant) is None:
-                raise refusals.session_not_found(call.session_id[:80])
-            session = session_key(identity.tenant, call.session_id)
-        elif call.conversation_id is not None:
-            # A client's own name means something only together with its tenant and key.
-            session = f"{identity.tenant}/c/{identity.jti}/{call.conversation_id}"
-        ttl_s = model.cache_ttl_s if session is None else self.settings.session_ttl_s
-        return CacheOrder(mode=mode, group=group, session=session, ttl_s=ttl_s)
-
     def end_session(self, session_id: str, tenant: str) -> bool:
         """Forget a session and what the workers keep of it. False if there is none of this tenant."""
         if not self.sessions.end(session_id, tenant):
@@ -374,49 +304,11 @@ class Core:
 
     async def recover(self, records: Iterable[AttemptRecord]) -> int:
         """Close what an earlier life left open, from what its workers noted. Returns how many there were."""
-        by_request: dict[str, AttemptRecord] = {}
-        for record in records:
-            # Of several attempts of a request only the last one can have run.
-            by_request[record.attempt_id.rpartition(".")[0]] = record
-        durable = []
-        for reservation in self.journal.open_reservations():
-            found = by_request.get(reservation.request_id)
-            counts = NOTHING if found is None else counts_of(found)
-            durable.append(
-                self.journal.settle(
-                    close(
-                        reservation,
-                        RECOVERED,
-                        counts,
-                        worker_id=None,
-                        end_ts=self.clock.wall_us(),
-                        abort_policy=self.settings.ledger.abort_policy,
-                    )
-                )
-            )
-        for request_id, noted in by_request.items():
-            late = self._late_record(request_id, noted)
-            if late is not None:
-                durable.append(self.journal.late_settle(late))
-        if durable:
-            await asyncio.gather(*durable)
-            _log.warning("operations_recovered", count=len(durable))
-        self.accounts.restore(self.journal.settled_since(self.clock.wall_us() - WINDOW_US))
-        return len(durable)
-
-    def _late_record(self, request_id: str, found: AttemptRecord) -> OperationRecord | None:
-        """The late record of an operation that expired in an earlier life; None if it did not."""
-        history = self.journal.expired(request_id)
-        if history is None or history.reservation is None:
-            return None
-        return close(
-            history.reservation,
-            LATE,
-            counts_of(found),
-            worker_id=history.record.worker_id,
-            end_ts=self.clock.wall_us(),
-            abort_policy=self.settings.ledger.abort_policy,
+        number = await close_left_open(
+            self.journal, records, self.clock, abort_policy=self.settings.ledger.abort_policy
         )
+        self.accounts.restore(self.journal.settled_since(self.clock.wall_us() - WINDOW_US))
+        return number
 
     def begin_stop(self, *, drain_s: float) -> None:
         """Accept nothing any more. What still runs after `drain_s` is going to be cut."""

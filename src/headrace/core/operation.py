@@ -24,7 +24,8 @@ from headrace.request.messages import Message
 from headrace.store.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from headrace.core.core import Core, ServedModel
+    from headrace.core.core import Core
+    from headrace.core.served_model import ServedModel
 
 
 class Operation:

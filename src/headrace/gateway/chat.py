@@ -89,7 +89,7 @@ class ChatCompletions:
         model = self._core.models.get(call.model)
         if model is None:
             raise refusals.model_not_found(call.model)
-        return self._core.cache_order(model, identity, call)
+        return self._core.cache_orders.of(model, identity, call)
 
     async def _complete(
         self, exchange: Exchange, operation: Operation, call: ChatCall, cache: CacheOrder

@@ -7,7 +7,8 @@ import msgspec
 
 from headrace.api import refusals
 from headrace.core.accounts import SHARED_LEVELS
-from headrace.core.core import Core, ServedModel
+from headrace.core.core import Core
+from headrace.core.served_model import ServedModel
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.identify import require_scope
 from headrace.identity import Identity
