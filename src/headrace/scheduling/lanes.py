@@ -1,0 +1,217 @@
+"""Those who wait, in the order in which their policy would have them.
+
+    lane (class, size) → row (one tenant) → flow (requests with the same gate) → job
+
+A lane is what may be closed as a whole: batch behind interactive, long prompts over their budget, all but
+short requests when only the reserve is left. Rows of a lane are ordered by the tenant's counter (`fair`) or by
+their first job; the jobs of a row by their own rank. A flow whose first job may not start is passed over as a
+whole. Everything is found and moved in logarithmic time.
+"""
+
+from collections.abc import Hashable, Iterator
+from enum import Enum
+from typing import Any, Generic, Literal, TypeVar
+
+from headrace.scheduling.counters import TenantCounter
+from headrace.scheduling.lazy_heap import LazyHeap
+from headrace.scheduling.policy import Demand, QueuePolicy, ServiceClass
+from headrace.scheduling.replicas import Replica
+
+Ticket = TypeVar("Ticket", bound=Hashable)
+Size = Literal["brief", "usual", "long"]
+
+
+class Place(Enum):
+    """Where a job is."""
+
+    LANE = "lane"
+    FRONT = "front"
+    """Put back: before everything else."""
+    GRANTED = "granted"
+    GONE = "gone"
+
+
+class Job(Generic[Ticket]):
+    """A request as the queue knows it."""
+
+    __slots__ = (
+        "charged",
+        "counter",
+        "demand",
+        "entered_us",
+        "grant_order",
+        "has_answered",
+        "is_aged",
+        "lane",
+        "order",
+        "output_tokens",
+        "paid",
+        "place",
+        "rank",
+        "replica",
+        "ticket",
+        "tokens",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        *,
+        counter: TenantCounter,
+        tokens: int,
+        demand: Demand,
+        order: int,
+        entered_us: int,
+    ) -> None:
+        self.ticket = ticket
+        self.counter = counter
+        self.tokens = tokens
+        """Held: what it takes of a replica's memory at most."""
+        self.demand = demand
+        self.order = order
+        self.entered_us = entered_us
+        self.weight = demand.weight
+        """By which its cost was divided. Stays the same for all its corrections."""
+        self.charged = 0.0
+        """Cost that its tenant was charged for it, not yet divided by the weight."""
+        self.paid = 0.0
+        """The part of it that real work stands for."""
+        self.output_tokens = 0
+        """Reported so far."""
+        self.has_answered = False
+        self.is_aged = False
+        self.grant_order = 0
+        self.place = Place.LANE
+        self.lane: Lane[Ticket] | None = None
+        self.rank: Any = None
+        self.replica: Replica | None = None
+        """Where it was granted a place."""
+
+    @property
+    def tenant(self) -> str:
+        return self.counter.tenant
+
+    @property
+    def service_class(self) -> ServiceClass:
+        """After aging."""
+        return "interactive" if self.is_aged else self.demand.service_class
+
+
+def rank_of(job: Job[Any], policy: QueuePolicy) -> Any:
+    """Among all (`fifo`, `priority`, `shortest-remaining`) or among the tenant's own (`fair`); lowest first.
+
+    Waiting is worth something in each of them, so nobody is overtaken for ever: a rank never changes, and
+    those who come later than what the difference is worth come behind.
+    """
+    if policy.name == "fifo":
+        return job.order
+    if policy.name == "shortest-remaining":
+        left = job.demand.prompt_tokens + job.demand.expected_output_tokens - job.output_tokens
+        return (job.entered_us + left * policy.token_aging_us, left, job.order)
+    priority = job.demand.priority
+    return (job.entered_us - priority * policy.priority_aging_us, -priority, job.order)
+
+
+def size_of(demand: Demand, policy: QueuePolicy) -> Size:
+    if policy.name == "fifo":
+        return "usual"
+    if policy.long_prompt_tokens is not None and demand.prompt_tokens > policy.long_prompt_tokens:
+        return "long"
+    is_brief = (
+        demand.service_class == "interactive"
+        and demand.expected_output_tokens <= policy.reserve_output_tokens_max
+    )
+    return "brief" if is_brief else "usual"
+
+
+class Flow(Generic[Ticket]):
+    __slots__ = ("gate", "jobs")
+
+    def __init__(self, gate: Hashable) -> None:
+        self.gate = gate
+        self.jobs: LazyHeap[Job[Ticket]] = LazyHeap()
+
+
+class Row(Generic[Ticket]):
+    """What one tenant has in one lane."""
+
+    __slots__ = ("counter", "flows", "order")
+
+    def __init__(self, counter: TenantCounter) -> None:
+        self.counter = counter
+        self.flows: dict[Hashable, Flow[Ticket]] = {}
+        self.order: LazyHeap[Flow[Ticket]] = LazyHeap()
+
+    def add(self, job: Job[Ticket]) -> None:
+        gate = _gate(job)
+        flow = self.flows.get(gate)
+        if flow is None:
+            flow = self.flows[gate] = Flow(gate)
+        flow.jobs.set(job, job.rank)
+        self.order.set(flow, flow.jobs.rank())
+
+    def remove(self, job: Job[Ticket]) -> None:
+        gate = _gate(job)
+        flow = self.flows[gate]
+        flow.jobs.discard(job)
+        if len(flow.jobs):
+            self.order.set(flow, flow.jobs.rank())
+        else:
+            self.order.discard(flow)
+            del self.flows[gate]
+
+
+class Lane(Generic[Ticket]):
+    """The rows of one class and size."""
+
+    def __init__(self, service_class: ServiceClass, size: Size, *, is_by_counter: bool) -> None:
+        self.service_class = service_class
+        self.size = size
+        self._is_by_counter = is_by_counter
+        self._rows: dict[TenantCounter, Row[Ticket]] = {}
+        self.order: LazyHeap[Row[Ticket]] = LazyHeap()
+        self.num_jobs = 0
+
+    def __iter__(self) -> Iterator[Job[Ticket]]:
+        """All jobs, in no order."""
+        for row in self._rows.values():
+            for flow in row.flows.values():
+                yield from flow.jobs
+
+    def add(self, job: Job[Ticket]) -> None:
+        row = self._rows.get(job.counter)
+        if row is None:
+            row = self._rows[job.counter] = Row(job.counter)
+        row.add(job)
+        job.lane = self
+        self.num_jobs += 1
+        # A tenant's row stands where its counter was when it was last put right; `moved` will see to it.
+        if not self._is_by_counter or row not in self.order:
+            self._place(row)
+
+    def remove(self, job: Job[Ticket]) -> None:
+        row = self._rows[job.counter]
+        row.remove(job)
+        job.lane = None
+        self.num_jobs -= 1
+        if row.flows:
+            if not self._is_by_counter:
+                self._place(row)
+        else:
+            del self._rows[job.counter]
+            self.order.discard(row)
+
+    def moved(self, counter: TenantCounter) -> None:
+        """The tenant's counter has changed."""
+        row = self._rows.get(counter)
+        if row is not None and self._is_by_counter:
+            self.order.set(row, counter.value)
+
+    def _place(self, row: Row[Ticket]) -> None:
+        self.order.set(row, row.counter.value if self._is_by_counter else row.order.rank())
+
+
+def _gate(job: Job[Any]) -> Hashable:
+    gate = job.demand.gate
+    return job if gate is None else gate
