@@ -319,8 +319,10 @@ class FairQueue(Generic[Ticket]):
         job = self._jobs[ticket]
         assert job.place is Place.GRANTED
         assert job.tenant == tenant
+        is_there = job.replica is self._replicas.get(replica_id)
         self._forget_grant(job)
-        self.release(replica_id)
+        if is_there:
+            self.release(replica_id)
         if is_preempted:
             job.paid = max(job.paid, self._cost(job, output_tokens))
         refund, job.charged = job.charged - job.paid, job.paid
