@@ -58,6 +58,7 @@ class FairMachine(RuleBasedStateMachine):
         self.number = 0
         self.now_us = 0
         self.policy = BASE
+        self.is_paused = False
 
     # --- what the owner does ------------------------------------------------------------------------
 
@@ -144,8 +145,7 @@ class FairMachine(RuleBasedStateMachine):
         def may_start(ticket: int) -> bool:
             return self.waiting[ticket].tenant not in blocked
 
-        granted = 0
-        for ticket, replica in self.queue.dispatch(may_start, now_us=self.now_us):
+        for count, (ticket, replica) in enumerate(self.queue.dispatch(may_start, now_us=self.now_us), 1):
             known = self.waiting.pop(ticket)
             assert known.tenant not in blocked
             charge = max(0.0, cost(known.demand, known.demand.expected_output_tokens) - known.charged)
@@ -153,15 +153,14 @@ class FairMachine(RuleBasedStateMachine):
             known.replica, known.is_lost = replica, False
             self.counter[known.tenant] += charge / WEIGHTS[known.tenant]
             self.granted[ticket] = known
-            granted += 1
-            if granted == limit:
+            if count == limit:
                 return
         self.check_work_conserving(blocked)
 
     def check_work_conserving(self, blocked: str) -> None:
         """After a full round nobody waits who has a place and no reason to wait."""
         places = [name for name, capacity, running in self.queue.places() if running < capacity]
-        if not places or "s" in places:
+        if not places or "s" in places or self.is_paused:
             return  # `s` may be short of memory
         reading = sum(
             known.demand.prompt_tokens > 60 and not known.has_answered and not known.is_lost
@@ -255,6 +254,7 @@ class FairMachine(RuleBasedStateMachine):
     @rule(is_paused=st.booleans())
     def pause(self, is_paused: bool) -> None:
         self.queue.pause("r", is_paused=is_paused)
+        self.is_paused = is_paused
 
     @rule(name=st.sampled_from("rs"), has_successor=st.booleans())
     def replace(self, name: str, has_successor: bool) -> None:
@@ -265,6 +265,7 @@ class FairMachine(RuleBasedStateMachine):
             for ticket in self.queue.drop_hopeless():
                 del self.waiting[ticket]
         self.queue.add(name, capacity=2 if name == "r" else 3, kv_tokens=None if name == "r" else 400)
+        self.is_paused = self.is_paused and name != "r"
         for known in self.granted.values():
             if known.replica == name:
                 known.is_lost = True

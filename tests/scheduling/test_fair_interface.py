@@ -16,7 +16,9 @@ from tests.scheduling import test_dispatch
 SAME = [
     test
     for name, test in vars(test_dispatch).items()
-    if name.startswith("test_") and callable(test) and "parametrize" not in str(getattr(test, "pytestmark", ""))
+    if name.startswith("test_")
+    and callable(test)
+    and "parametrize" not in str(getattr(test, "pytestmark", ""))
 ]
 
 

@@ -36,6 +36,8 @@ class TenantCounters:
         """No newcomer starts below this: the highest counter that was ever forgotten."""
         self._last = 0.0
         """The start of a newcomer while nobody waits: the counter of the last one granted, before its charge."""
+        self._last_counter: TenantCounter | None = None
+        """Whose it was. Its open charges may turn out too high; then newcomers must not be held to them."""
         self._counters: dict[str, TenantCounter] = {}
         self._waiting: LazyHeap[TenantCounter] = LazyHeap()
         self._changed: set[TenantCounter] = set()
@@ -61,7 +63,7 @@ class TenantCounters:
         for counter in self._changed:
             self._waiting.set(counter, counter.value)
         self._changed.clear()
-        lowest = self._waiting.rank() if len(self._waiting) else self._last
+        lowest = self._waiting.rank() if len(self._waiting) else self._last_start()
         return max(self.base, lowest)
 
     def enter(self, tenant: str, weight: float) -> TenantCounter:
@@ -86,7 +88,8 @@ class TenantCounters:
 
     def grant(self, counter: TenantCounter, charge: float) -> None:
         """A waiting request starts. `charge` is in cost by weight."""
-        self._last = max(self._last, counter.value)
+        if counter.value >= self._last_start():
+            self._last, self._last_counter = counter.value, counter
         counter.value += charge
         counter.num_granted += 1
         self._stop_waiting(counter)
@@ -116,6 +119,9 @@ class TenantCounters:
             counter = self._counters[tenant] = TenantCounter(tenant, self.start(), 1.0)
         self.correct(counter, charge)
         self._rest(counter)
+
+    def _last_start(self) -> float:
+        return self._last if self._last_counter is None else min(self._last, self._last_counter.value)
 
     def _stop_waiting(self, counter: TenantCounter) -> None:
         counter.num_waiting -= 1
