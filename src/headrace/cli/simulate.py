@@ -1,7 +1,7 @@
 """`headrace simulate`."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -191,15 +191,14 @@ def _write_decisions(path: Path, outcome: Outcome) -> None:
 
 
 def _print_runs(runs: Sequence[Figures]) -> None:
-    rows = [("", *(one.name for one in runs))]
-    for name in ("requests", "served", "refused", "end_s", "throughput_tokens_per_s"):
-        rows.append((name, *(_number(getattr(one, name)) for one in runs)))
-    for name in ("ttft_s", "latency_s"):
-        rows.append((f"{name} mean/p50/p90/p99/max", *(_spread(getattr(one, name)) for one in runs)))
-    for name in ("difference_max", "difference_mean", "difference_variance", "accumulated_difference"):
-        rows.append((f"service_{name}", *(_number(getattr(one, name)) for one in runs)))
-    for name in ("jain", "busy_share", "slot_share", "hit_share"):
-        rows.append((name, *(f"{getattr(one, name):.3f}" for one in runs)))
+    rows = [
+        ("", *(one.name for one in runs)),
+        *(
+            (name, *(show(getattr(one, name.partition(" ")[0])) for one in runs))
+            for names, show in _SHOWN
+            for name in names
+        ),
+    ]
     _print_columns(rows)
     for one in runs:
         click.echo(f"\n{one.name}, by tenant")
@@ -248,3 +247,12 @@ def _number(value: float | None) -> str:
 
 def _spread(value: Spread) -> str:
     return " / ".join(_number(one) for one in (value.mean, value.p50, value.p90, value.p99, value.max))
+
+
+_SHOWN: tuple[tuple[tuple[str, ...], Callable[[Any], str]], ...] = (
+    (("requests", "served", "refused", "end_s", "throughput_tokens_per_s"), _number),
+    (("ttft_s mean/p50/p90/p99/max", "latency_s mean/p50/p90/p99/max"), _spread),
+    (("difference_max", "difference_mean", "difference_variance", "accumulated_difference"), _number),
+    (("jain", "busy_share", "slot_share", "hit_share"), "{:.3f}".format),
+)
+"""Figures of a run, and how each is printed."""

@@ -39,13 +39,18 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float = 0.0
 
     def arrivals(self, duration_s: float, draw: random.Random) -> Iterable[Arrival]:
-        at_s = self.start_s
+        number, at_s = 0, self.start_s
         if self.is_poisson:
             at_s += draw.expovariate(self.rate_rps)
         while at_s < duration_s:
             if self.on_s is None or int((at_s - self.start_s) / self.on_s) % 2 == 0:
                 yield self._request(at_s)
-            at_s += draw.expovariate(self.rate_rps) if self.is_poisson else 1 / self.rate_rps
+            number += 1
+            at_s = (
+                at_s + draw.expovariate(self.rate_rps)
+                if self.is_poisson
+                else self.start_s + number / self.rate_rps
+            )
 
     def _request(self, at_s: float) -> Arrival:
         return Arrival(
