@@ -204,14 +204,19 @@ class FairMachine(RuleBasedStateMachine):
             return
         ticket = data.draw(st.sampled_from(sorted(self.granted)))
         known = self.granted.pop(ticket)
-        self.queue.put_back(
-            ticket,
-            known.replica,
-            tenant=known.tenant,
-            tokens=known.tokens,
-            output_tokens=known.output,
-            is_preempted=is_preempted,
-        )
+        if is_preempted:
+            favoured = data.draw(st.sampled_from(sorted(self.waiting) or [0]))
+            self.queue.preempted(
+                ticket,
+                known.replica,
+                tokens=known.tokens,
+                output_tokens=known.output,
+                in_favour_of=favoured,
+            )
+            if self.waiting:
+                assert self.queue.position(favoured) <= len(self.waiting)
+        else:
+            self.queue.put_back(ticket, known.replica, tenant=known.tenant, tokens=known.tokens)
         if is_preempted:
             known.paid = max(known.paid, cost(known.demand, known.output))
         else:

@@ -105,17 +105,18 @@ class _Class(Generic[Ticket]):
             self._jobs.setdefault(one.tenant, []).append(one)
         for jobs in self._jobs.values():
             jobs.sort(key=lambda one: one.rank, reverse=True)
-        self.heap = [(counters[tenant], tenant) for tenant in self._jobs]
+        self.heap = [(counters[tenant], jobs[-1].rank, tenant) for tenant, jobs in self._jobs.items()]
         heapq.heapify(self.heap)
 
     def take(self) -> Waiting[Ticket]:
         while True:
-            counter, tenant = heapq.heappop(self.heap)
+            counter, rank, tenant = heapq.heappop(self.heap)
             if counter == self._counters[tenant]:
                 break
             # The tenant was granted something of the other class meanwhile.
-            heapq.heappush(self.heap, (self._counters[tenant], tenant))
-        one = self._jobs[tenant].pop()
-        if self._jobs[tenant]:
-            heapq.heappush(self.heap, (counter + one.charge, tenant))
+            heapq.heappush(self.heap, (self._counters[tenant], rank, tenant))
+        jobs = self._jobs[tenant]
+        one = jobs.pop()
+        if jobs:
+            heapq.heappush(self.heap, (counter + one.charge, jobs[-1].rank, tenant))
         return one

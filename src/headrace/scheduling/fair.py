@@ -15,98 +15,24 @@ What the owner must call, besides what `ModelQueue` asks for:
 A grant that is released and never settled stands as it was charged.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 
-from headrace.scheduling.counters import TenantCounters
-from headrace.scheduling.dispatch import NoReplica, QueueBounds
-from headrace.scheduling.explain import Explanation, Reason, Waiting, forecast, tenant_share
-from headrace.scheduling.lanes import Job, Lane, Place
-from headrace.scheduling.occupancy import Occupancy
+import msgspec
+
+from headrace.scheduling.dispatch import NoReplica
+from headrace.scheduling.lanes import Job, Place
 from headrace.scheduling.policy import Demand, QueuePolicy
-from headrace.scheduling.preemption import Running, victim
-from headrace.scheduling.replicas import Replica, Replicas
-from headrace.scheduling.waiting_room import WaitingRoom
+from headrace.scheduling.queue_state import QueueState
+from headrace.scheduling.replicas import Replica
 
 Ticket = TypeVar("Ticket", bound=Hashable)
 
-ORPHANS_MAX: Final = 65_536
-"""Requests whose replica is gone and that are not settled yet. The oldest then stands as it was charged."""
-
 _NO_DEMAND: Final = Demand()
 
-Describe = Callable[[Ticket], Demand]
-Fits = Callable[[Ticket, str], bool]
-"""Whether a replica's memory has room for a request now. While it has not, nobody passes that request."""
-WarmOn = Callable[[Ticket], tuple[str, int] | None]
-"""The replica that has the request's prefix in its cache, and how many tokens of it."""
 
-
-class FairQueue(Generic[Ticket]):
+class FairQueue(QueueState[Ticket]):
     """The queue and the replicas of one model. A ticket stands for a request."""
-
-    def __init__(
-        self,
-        bounds: QueueBounds,
-        policy: QueuePolicy | None = None,
-        *,
-        describe: Describe[Ticket] | None = None,
-        fits: Fits[Ticket] | None = None,
-        warm_on: WarmOn[Ticket] | None = None,
-    ) -> None:
-        policy = policy or QueuePolicy()
-        self._bounds = bounds
-        self._policy = policy
-        self._describe = describe
-        self._fits = fits
-        self._warm_on = warm_on
-        self._now_us = 0
-        self._order = 0
-        self._jobs: dict[Ticket, Job[Ticket]] = {}
-        """Waiting and granted."""
-        self._room: WaitingRoom[Ticket] = WaitingRoom(policy)
-        self._occupancy: Occupancy[Ticket] = Occupancy(bounds)
-        self._counters = TenantCounters(idle_max=policy.idle_tenants_max)
-        self._replicas = Replicas()
-        self._granted: dict[Replica, dict[Ticket, Job[Ticket]]] = {}
-        """By replica, in order of their grants."""
-        self._orphans: OrderedDict[Ticket, None] = OrderedDict()
-        self._num_reading_long = 0
-
-    @property
-    def policy(self) -> QueuePolicy:
-        return self._policy
-
-    @property
-    def counters(self) -> TenantCounters:
-        """To read."""
-        return self._counters
-
-    @property
-    def num_waiting(self) -> int:
-        return self._occupancy.length
-
-    @property
-    def waiting_tokens(self) -> int:
-        return self._occupancy.tokens
-
-    @property
-    def num_running(self) -> int:
-        return self._replicas.running
-
-    def running_on(self, replica_id: str) -> int:
-        replica = self._replicas.get(replica_id)
-        return replica.running if replica else 0
-
-    def places(self) -> Iterator[tuple[str, int, int]]:
-        """(replica, its capacity, how many run there)"""
-        for replica in self._replicas.all():
-            yield replica.replica_id, replica.capacity, replica.running
-
-    def waiting_of(self, tenant: str) -> tuple[int, int]:
-        """(requests, tokens) of a tenant that wait."""
-        return self._occupancy.of(tenant)
 
     def advance(self, now_us: int) -> None:
         """Say what time it is. Never goes back."""
@@ -117,9 +43,7 @@ class FairQueue(Generic[Ticket]):
         self._policy = policy
         self._counters.idle_max = policy.idle_tenants_max
         self._room.change_policy(policy)
-        self._num_reading_long = sum(
-            self._is_reading_long(job) for jobs in self._granted.values() for job in jobs.values()
-        )
+        self._grants.change_long_prompts(policy.long_prompt_tokens)
 
     # --- replicas -----------------------------------------------------------------------------------
 
@@ -131,14 +55,9 @@ class FairQueue(Generic[Ticket]):
         """A replica will not come (back), and what ran on it is gone with it: `release` does nothing, `settle`
         still does."""
         replica = self._replicas.give_up(replica_id)
-        if replica is None:
-            return
-        for ticket, job in self._granted.pop(replica).items():
-            self._num_reading_long -= self._is_reading_long(job)
-            job.has_answered = True
-            self._orphans[ticket] = None
-        while len(self._orphans) > ORPHANS_MAX:
-            self._stand(next(iter(self._orphans)))
+        if replica is not None:
+            for job in self._grants.lose_replica(replica):
+                self._finish(job)
 
     def add(self, replica_id: str, *, capacity: int, kv_tokens: int | None = None) -> None:
         """A replica is ready for `capacity` requests at once, that together hold at most `kv_tokens`."""
@@ -146,7 +65,7 @@ class FairQueue(Generic[Ticket]):
         self._replicas.add(replica_id, capacity=capacity, kv_tokens=kv_tokens)
         replica = self._replicas.get(replica_id)
         assert replica is not None
-        self._granted[replica] = {}
+        self._grants.add_replica(replica)
 
     def pause(self, replica_id: str, *, is_paused: bool) -> None:
         """A replica said that it is full (or may be asked again): it is granted nothing meanwhile."""
@@ -252,9 +171,7 @@ class FairQueue(Generic[Ticket]):
         job = self._jobs.get(ticket)
         if job is None or job.place is not Place.GRANTED or job.output_tokens > output_tokens:
             return
-        if not job.has_answered:
-            self._num_reading_long -= self._is_reading_long(job)
-            job.has_answered = True
+        self._grants.answered(job)
         job.output_tokens = output_tokens
         if output_tokens > job.demand.expected_output_tokens:
             self._correct(job, max(job.charged, self._cost(job, output_tokens)))
@@ -296,115 +213,34 @@ class FairQueue(Generic[Ticket]):
         if replica is None:
             return
         self._replicas.release(replica)
-        granted = self._granted[replica]
-        while len(granted) > replica.running:
-            self._stand(next(iter(granted)))
+        for job in self._grants.surplus(replica):
+            self._finish(job)
 
-    def put_back(
-        self,
-        ticket: Ticket,
-        replica_id: str,
-        *,
-        tenant: str,
-        tokens: int,
-        output_tokens: int = 0,
-        is_preempted: bool = False,
+    def put_back(self, ticket: Ticket, replica_id: str, *, tenant: str, tokens: int) -> None:
+        """A granted request could not start: it is the next one again, and its charge is taken back. Bounds
+        do not count it out."""
+        job = self._jobs[ticket]
+        assert job.tenant == tenant
+        self._take_back(job, replica_id, tokens)
+        self._room.add_first(job)
+
+    def preempted(
+        self, ticket: Ticket, replica_id: str, *, tokens: int, output_tokens: int, in_favour_of: Ticket
     ) -> None:
-        """A granted request waits again. Bounds do not count it out.
+        """A granted request was stopped for another (`preempt_for`), which is the next one now if it still waits.
 
-        One that could not start is the next one again, before everybody else, and its charge is taken back.
-        One that was stopped for another (`is_preempted`) is the next of its tenant; what it has taken so far
-        stays charged, and computing that again will not be.
+        The stopped one waits again, before the rest of its tenant's. What it has taken stays charged, and computing
+        that again will not be. `output_tokens`: so many were generated, over all its attempts.
         """
         job = self._jobs[ticket]
-        assert job.place is Place.GRANTED
-        assert job.tenant == tenant
-        is_there = job.replica is self._replicas.get(replica_id)
-        self._forget_grant(job)
-        if is_there:
-            self.release(replica_id)
-        if is_preempted:
-            job.paid = max(job.paid, self._cost(job, output_tokens))
-        refund, job.charged = job.charged - job.paid, job.paid
-        job.tokens = tokens
-        job.output_tokens = output_tokens if is_preempted else 0
-        job.has_answered = False
-        self._occupancy.add(ticket, tenant, tokens, is_first=True)
-        self._counters.put_back(job.counter, refund / job.weight)
-        if is_preempted:
-            self._room.add(job)
-        else:
-            self._room.add_first(job)
-        self._room.moved(job.counter)
-
-    # --- explaining ---------------------------------------------------------------------------------
-
-    def position(self, ticket: Ticket) -> int:
-        """Place in the expected order, from 1; 0 if it does not wait. Linear: for explanations only."""
-        for place, waiting in enumerate(self.expected_order(), 1):
-            if waiting == ticket:
-                return place
-        return 0
-
-    def expected_order(self) -> Iterator[Ticket]:
-        """Who would be granted after whom if nobody came (`headrace.scheduling.explain.forecast`)."""
-        waiting = [
-            Waiting(
-                ticket=job.ticket,
-                tenant=job.tenant,
-                counter=job.counter.value,
-                charge=self._charge(job) / job.weight,
-                cost=self._charge(job),
-                rank=job.rank if job.place is Place.LANE else 0,
-                service_class=job.service_class,
-                is_first=job.place is Place.FRONT,
-            )
-            for job in self._room
-        ]
-        return forecast(waiting, self._policy, owed=self._room.owed)
-
-    def explain(
-        self, ticket: Ticket, may_start: Callable[[Ticket], bool] | None = None
-    ) -> Explanation | None:
-        """Why a request waits; None if it does not."""
-        job = self._jobs.get(ticket)
-        if job is None or job.place is Place.GRANTED:
-            return None
-        position = self.position(ticket)
-        return Explanation(
-            position=position,
-            tenant_share=tenant_share(
-                job.tenant, {one.tenant: one.weight for one in self._counters.waiting()}
-            ),
-            waited_us=self._now_us - job.entered_us,
-            reason=self._reason(job, position, may_start),
-        )
-
-    def preempt_for(self, ticket: Ticket) -> tuple[Ticket, str] | None:
-        """The granted request that should be stopped for this waiting one, and where it runs; or None.
-
-        The owner stops it, and calls `put_back` with `is_preempted` when it has stopped.
-        """
-        job = self._jobs.get(ticket)
-        if job is None or job.place is Place.GRANTED:
-            return None
-        running = [
-            Running(
-                ticket=one.ticket,
-                tenant=one.tenant,
-                counter=one.counter.value,
-                granted_order=one.grant_order,
-                charge=one.charged / one.weight,
-            )
-            for jobs in self._granted.values()
-            for one in jobs.values()
-        ]
-        chosen = victim(running, tenant=job.tenant, counter=job.counter.value, quantum=self._policy.quantum)
-        if chosen is None:
-            return None
-        replica = self._jobs[chosen].replica
-        assert replica is not None
-        return chosen, replica.replica_id
+        job.paid = max(job.paid, self._cost(job, output_tokens))
+        self._take_back(job, replica_id, tokens)
+        job.output_tokens = output_tokens
+        self._room.add(job)
+        favoured = self._jobs.get(in_favour_of)
+        if favoured is not None and favoured.place is Place.LANE:
+            self._room.remove(favoured)
+            self._room.add_first(favoured)
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -412,14 +248,14 @@ class FairQueue(Generic[Ticket]):
         self._room.age(self._now_us)
         job = next((one for one in self._room.front() if may_start is None or may_start(one.ticket)), None)
         if job is None:
-            is_warm = None if self._warm_on is None else self._is_warm
+            is_warm = self._placing.is_warm if self._placing.has_warmth else None
             job = self._room.first(is_open=self._is_open, may_start=may_start, is_warm=is_warm)
         if job is None:
             return None
-        warm = self._warm_place(job)
+        warm = self._placing.warm(job)
         if warm is not None:
             return job, *warm
-        replica = self._pick(job.ticket, job.tokens)
+        replica = self._placing.pick(job.ticket, job.tokens)
         # The next one does not fit yet: nobody passes it, or a large one would wait for ever.
         return None if replica is None else (job, replica, 0)
 
@@ -427,31 +263,32 @@ class FairQueue(Generic[Ticket]):
         self._room.remove(job)
         self._occupancy.remove(job.ticket, job.tenant)
         if cached_tokens > job.demand.cached_tokens:
-            job.demand = _with_cached(job.demand, cached_tokens)
+            job.demand = msgspec.structs.replace(job.demand, cached_tokens=cached_tokens)
         charge = self._charge(job)
         job.charged += charge
         job.place = Place.GRANTED
-        job.replica = replica
+        job.has_answered = False
         self._order += 1
         job.grant_order = self._order
-        self._num_reading_long += self._is_reading_long(job)
-        self._granted[replica][job.ticket] = job
+        self._grants.add(job, replica)
         self._replicas.take(replica, job.tokens)
         self._counters.grant(job.counter, charge / job.weight)
         self._room.granted(job, charge)
         self._room.moved(job.counter)
 
-    def _charge(self, job: Job[Ticket]) -> float:
-        """What its tenant will be charged when it is granted."""
-        return max(0.0, self._cost(job, job.demand.expected_output_tokens) - job.charged)
-
-    def _cost(self, job: Job[Ticket], output_tokens: int) -> float:
-        demand = job.demand
-        return self._policy.prices.cost(
-            prompt_tokens=demand.prompt_tokens,
-            output_tokens=output_tokens,
-            cached_tokens=demand.cached_tokens,
-        )
+    def _take_back(self, job: Job[Ticket], replica_id: str, tokens: int) -> None:
+        """It waits again; what it has not paid for by real work is not charged any more."""
+        assert job.place is Place.GRANTED
+        is_there = job.replica is self._replicas.get(replica_id)
+        self._grants.remove(job)
+        if is_there:
+            self.release(replica_id)
+        refund, job.charged = job.charged - job.paid, job.paid
+        job.tokens = tokens
+        job.output_tokens = 0
+        self._occupancy.add(job.ticket, job.tenant, tokens, is_first=True)
+        self._counters.put_back(job.counter, refund / job.weight)
+        self._room.moved(job.counter)
 
     def _correct(self, job: Job[Ticket], cost: float) -> None:
         more, job.charged = cost - job.charged, cost
@@ -459,99 +296,14 @@ class FairQueue(Generic[Ticket]):
             self._counters.correct(job.counter, more / job.weight)
             self._room.moved(job.counter)
 
-    def _stand(self, ticket: Ticket) -> None:
-        """Nobody settles this one: it is left as it was charged."""
-        self._finish(self._jobs[ticket])
-
     def _finish(self, job: Job[Ticket]) -> None:
-        self._forget_grant(job)
+        self._grants.remove(job)
         job.place = Place.GONE
         del self._jobs[job.ticket]
         self._counters.finish(job.counter)
 
-    def _forget_grant(self, job: Job[Ticket]) -> None:
-        replica = job.replica
-        assert replica is not None
-        self._num_reading_long -= self._is_reading_long(job)
-        granted = self._granted.get(replica)
-        if granted is not None and granted.pop(job.ticket, None) is not None:
-            replica.kv_used -= job.tokens
-        self._orphans.pop(job.ticket, None)
-        job.replica = None
-
-    def _is_reading_long(self, job: Job[Ticket]) -> bool:
-        limit = self._policy.long_prompt_tokens
-        return (
-            limit is not None
-            and job.place is Place.GRANTED
-            and not job.has_answered
-            and job.demand.prompt_tokens > limit
-        )
-
-    def _is_open(self, lane: Lane[Ticket]) -> bool:
-        return self._closed(lane) is None
-
-    def _closed(self, lane: Lane[Ticket]) -> Reason | None:
-        """Why nothing of this lane is granted for now."""
-        policy = self._policy
-        if lane.size == "long" and self._num_reading_long >= policy.long_prompts_max:
-            return "long_prompts"
-        is_kept = policy.interactive_reserve > 0 and policy.name != "fifo"
-        is_short = lane.service_class == "interactive" and lane.size == "brief"
-        if is_kept and not is_short:
-            # One place is always for everybody, however small the fleet is.
-            reserve = min(policy.interactive_reserve, self._replicas.capacity - 1)
-            if self._replicas.num_free <= reserve:
-                return "kept_for_short"
-        return None
-
-    def _pick(self, ticket: Ticket, tokens: int) -> Replica | None:
-        fits = self._fits
-        return self._replicas.pick(tokens, None if fits is None else lambda name: fits(ticket, name))
-
     def _has_place(self, ticket: Ticket, tokens: int, demand: Demand) -> bool:
         """Whether a newcomer that may start would find a place."""
-        if self._pick(ticket, tokens) is None:
+        if self._placing.pick(ticket, tokens) is None:
             return False
         return self._is_open(self._room.lane_for(demand))
-
-    def _is_warm(self, job: Job[Ticket]) -> bool:
-        return self._warm_place(job) is not None
-
-    def _warm_place(self, job: Job[Ticket]) -> tuple[Replica, int] | None:
-        warm = None if self._warm_on is None else self._warm_on(job.ticket)
-        if warm is None:
-            return None
-        replica = self._replicas.get(warm[0])
-        if replica is None or not replica.has_room(job.tokens):
-            return None
-        if self._fits is not None and not self._fits(job.ticket, replica.replica_id):
-            return None
-        return replica, warm[1]
-
-    def _reason(self, job: Job[Ticket], position: int, may_start: Callable[[Ticket], bool] | None) -> Reason:
-        if not len(self._replicas):
-            return "no_replica"
-        if may_start is not None and not may_start(job.ticket):
-            return "own_limit"
-        if self._replicas.num_free <= 0:
-            return "replicas_full"
-        if job.place is Place.LANE:
-            closed = self._closed(self._room.lane_of(job))
-            if closed is not None:
-                return closed
-        if self._pick(job.ticket, job.tokens) is None:
-            return "memory"
-        return "next" if position == 1 else "behind_others"
-
-
-def _with_cached(demand: Demand, cached_tokens: int) -> Demand:
-    return Demand(
-        prompt_tokens=demand.prompt_tokens,
-        expected_output_tokens=demand.expected_output_tokens,
-        cached_tokens=cached_tokens,
-        weight=demand.weight,
-        service_class=demand.service_class,
-        priority=demand.priority,
-        gate=demand.gate,
-    )

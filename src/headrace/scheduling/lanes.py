@@ -186,9 +186,7 @@ class Lane(Generic[Ticket]):
         row.add(job)
         job.lane = self
         self.num_jobs += 1
-        # A tenant's row stands where its counter was when it was last put right; `moved` will see to it.
-        if not self._is_by_counter or row not in self.order:
-            self._place(row)
+        self._place(row)
 
     def remove(self, job: Job[Ticket]) -> None:
         row = self._rows[job.counter]
@@ -196,8 +194,7 @@ class Lane(Generic[Ticket]):
         job.lane = None
         self.num_jobs -= 1
         if row.flows:
-            if not self._is_by_counter:
-                self._place(row)
+            self._place(row)
         else:
             del self._rows[job.counter]
             self.order.discard(row)
@@ -206,10 +203,12 @@ class Lane(Generic[Ticket]):
         """The tenant's counter has changed."""
         row = self._rows.get(counter)
         if row is not None and self._is_by_counter:
-            self.order.set(row, counter.value)
+            self._place(row)
 
     def _place(self, row: Row[Ticket]) -> None:
-        self.order.set(row, row.counter.value if self._is_by_counter else row.order.rank())
+        rank = row.order.rank()
+        # Of equal counters, and of one tenant's rows in several lanes, the one whose job comes first is first.
+        self.order.set(row, (row.counter.value, rank) if self._is_by_counter else rank)
 
 
 def _gate(job: Job[Any]) -> Hashable:

@@ -86,16 +86,9 @@ def _lowest(lanes: Sequence[Lane[Ticket]]) -> Lane[Ticket] | None:
     for lane in lanes:
         if len(lane.order):
             rank = lane.order.rank()
-            # One tenant's rows in several lanes have the same counter: whose job comes first is first.
-            if best is None or rank < best_rank or (rank == best_rank and _job_rank(lane) < _job_rank(best)):
+            if best is None or rank < best_rank:
                 best, best_rank = lane, rank
     return best
-
-
-def _job_rank(lane: Lane[Any]) -> Any:
-    row = lane.order.peek()
-    assert row is not None
-    return row.order.rank()
 
 
 def _first_of(row: Row[Ticket], may_start: MayStart[Ticket] | None) -> Job[Ticket] | None:

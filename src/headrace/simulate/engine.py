@@ -48,7 +48,16 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
 class Sequence:
     """A request in an engine."""
 
-    __slots__ = ("arrival", "cached_tokens", "finish_step", "first_us", "left", "number", "start_step")
+    __slots__ = (
+        "arrival",
+        "cached_tokens",
+        "finish_step",
+        "first_us",
+        "last_us",
+        "left",
+        "number",
+        "start_step",
+    )
 
     def __init__(self, number: int, arrival: Arrival) -> None:
         self.number = number
@@ -59,6 +68,7 @@ class Sequence:
         self.start_step = 0
         self.finish_step = 0
         self.first_us = 0
+        self.last_us = 0
 
     def output_tokens(self, step: int) -> int:
         return min(1 + step - self.start_step, self.arrival.output_tokens)
@@ -198,6 +208,7 @@ class Engine:
         sequence.finish_step = self.steps + max(sequence.arrival.output_tokens - 1, 0)
         begun.append(sequence)
         if sequence.finish_step == self.steps:
+            sequence.last_us = sequence.first_us
             ended.append(sequence)
             return
         self._context_tokens += sequence.arrival.prompt_tokens + 1
@@ -206,6 +217,7 @@ class Engine:
     def _end(self, ended: list[Sequence]) -> None:
         while self._decoding and self._decoding[0][0] <= self.steps:
             sequence = heapq.heappop(self._decoding)[2]
+            sequence.last_us = round(self.now_us)
             self._context_tokens -= sequence.arrival.prompt_tokens + sequence.arrival.output_tokens
             ended.append(sequence)
 

@@ -23,7 +23,7 @@ charged as it grows)."""
 MODEL = "model"
 LEASE_US = 10**15
 """Nobody dies here."""
-_WEEK_US = 7 * 24 * 3600 * 1_000_000
+_NEVER_US = 10**17
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,8 +77,10 @@ class Fleet:
         self._controller = AdmissionController(lease_us=LEASE_US)
         self._queue = self._make_queue()
         self._ready: list[tuple[float, str]] = []
-        """A heap of the engines that compute, by when their last step ended."""
-        self._active: set[str] = set()
+        """A heap of the engines that compute, by when their round ends."""
+        self._rounds: dict[str, tuple[list[engines.Sequence], list[engines.Sequence]]] = {}
+        """What will have begun and ended in each one's round."""
+        self._next_arrival_us = 0
         self._entries: dict[int, Entry] = {}
 
     def _make_queue(self) -> FairQueue[Entry]:
@@ -104,15 +106,15 @@ class Fleet:
         arrivals = self._arrivals
         place, count = 0, len(arrivals)
         while place < count or self._ready:
-            next_us = arrivals[place].arrival_us if place < count else _WEEK_US * 1000
+            next_us = arrivals[place].arrival_us if place < count else _NEVER_US
+            self._next_arrival_us = next_us
             if self._ready and self._ready[0][0] < next_us:
-                self._compute(next_us)
-                continue
-            if place == count:
+                self._end_round()
                 continue
             while place < count and arrivals[place].arrival_us <= next_us:
                 self._accept(place)
                 place += 1
+            self._next_arrival_us = arrivals[place].arrival_us if place < count else _NEVER_US
             self._dispatch(next_us)
         return self._outcome()
 
@@ -144,26 +146,34 @@ class Fleet:
 
     def _dispatch(self, now_us: int) -> None:
         self._queue.advance(now_us)
+        idle: list[Engine] = []
         for entry in self._controller.dispatch(MODEL, now_us):
             number = int(entry.request_id)
             assert entry.replica_id is not None
             engine = self._engines[entry.replica_id]
             sequence = engines.Sequence(number, self._arrivals[number])
+            if engine.is_idle and engine.replica_id not in self._rounds:
+                idle.append(engine)
             engine.start(sequence, now_us)
             served = self._served[number]
             served.granted_us, served.replica = now_us, entry.replica_id
             served.cached_tokens = sequence.cached_tokens
-            if entry.replica_id not in self._active:
-                self._active.add(entry.replica_id)
-                heapq.heappush(self._ready, (engine.now_us, entry.replica_id))
+        for engine in idle:
+            self._begin_round(engine)
 
-    def _compute(self, until_us: int) -> None:
-        """Let the engine that is furthest behind go on, up to the next thing that happens elsewhere."""
+    def _begin_round(self, engine: Engine) -> None:
+        """Compute up to the next thing that happens elsewhere. What comes of it is known when it is over."""
+        until_us = float(self._next_arrival_us)
+        if self._ready:
+            until_us = min(until_us, self._ready[0][0])
+        self._rounds[engine.replica_id] = engine.run(max(until_us, engine.now_us + 1))
+        heapq.heappush(self._ready, (engine.now_us, engine.replica_id))
+
+    def _end_round(self) -> None:
+        """The round that ends first is over: what ended makes room for others, here and now."""
         _, name = heapq.heappop(self._ready)
         engine = self._engines[name]
-        if self._ready:
-            until_us = min(until_us, int(self._ready[0][0]) + 1)
-        begun, ended = engine.run(until_us)
+        begun, ended = self._rounds.pop(name)
         now_us = round(engine.now_us)
         for sequence in begun:
             self._served[sequence.number].first_us = sequence.first_us
@@ -174,16 +184,15 @@ class Fleet:
         if self._setup.prediction == "none":
             for sequence in engine.decoding():
                 self._queue.progress(self._entries[sequence.number], sequence.output_tokens(engine.steps))
-        if engine.is_idle:
-            self._active.discard(name)
-        else:
-            heapq.heappush(self._ready, (engine.now_us, name))
+        # Before its next round, so that newcomers are in it.
         if ended or begun or self._setup.engine.has_lookahead:
             self._dispatch(now_us)
+        if not engine.is_idle and name not in self._rounds:
+            self._begin_round(engine)
 
     def _finish(self, sequence: engines.Sequence, now_us: int) -> None:
         arrival = sequence.arrival
-        self._served[sequence.number].last_us = now_us
+        self._served[sequence.number].last_us = sequence.last_us
         entry = self._entries.pop(sequence.number)
         self._queue.settle(entry, output_tokens=arrival.output_tokens, cached_tokens=sequence.cached_tokens)
         self._controller.settle(entry, used=arrival.prompt_tokens + arrival.output_tokens, now_us=now_us)
@@ -222,7 +231,7 @@ class Fleet:
             arrivals=self._arrivals,
             served=self._served,
             end_us=end_us,
-            busy_share=sum(engine.busy_us for engine in all_engines) / time_us,
+            busy_share=min(sum(engine.busy_us for engine in all_engines) / time_us, 1.0),
             slot_share=sum(engine.slot_us for engine in all_engines) / (time_us * self._setup.engine.slots),
         )
 
