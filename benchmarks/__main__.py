@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
-NAMES = ("loop_cost", "ledger_commit", "startup", "gateway", "engine", "overload")
+NAMES = ("loop_cost", "fair_queue", "ledger_commit", "startup", "gateway", "engine", "overload")
 
 
 def main() -> int:

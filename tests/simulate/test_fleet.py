@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.scheduling.fairness import percentile
 from headrace.scheduling.policy import POLICIES, PolicyName, QueuePolicy
 from headrace.simulate.engine import EngineModel
 from headrace.simulate.fleet import Outcome, Setup, decisions, simulate
@@ -150,3 +151,30 @@ def test_who_returns_after_a_while_gets_its_share_at_once_and_no_more() -> None:
         window = Window(duration_s=60.0 * minute, warm_up_s=60.0 * (minute - 1))
         back, here = measure(outcome, window).tenants
         assert back.service_per_s == pytest.approx(here.service_per_s, rel=0.06), minute
+
+
+def test_a_short_chat_does_not_wait_behind_full_slots_of_long_jobs() -> None:
+    engine = EngineModel(slots=8, kv_tokens=100_000)
+
+    def chat(policy: QueuePolicy, load: list[Client]) -> float:
+        """95 % of its first tokens come within so many seconds."""
+        outcome = simulate(Setup(name="x", policy=policy, engine=engine), merged(load, 300))
+        return percentile(
+            sorted(
+                (served.first_us - arrival.arrival_us) / 1e6
+                for arrival, served in decisions(outcome)
+                if arrival.tenant == "chat"
+            ),
+            0.95,
+        )
+
+    load = LOADS["flood-and-chat"]()
+    alone = chat(QueuePolicy(), load[1:])
+    step_s = (
+        engine.decode_us + 8 * (engine.decode_us_per_sequence + 1256 * engine.decode_us_per_context_token)
+    ) / 1e6
+    assert chat(QueuePolicy(name="fifo"), load) > 100 * alone
+    assert chat(QueuePolicy(), load) > 10 * (alone + 2 * step_s), (
+        "without the reserve there is something to gain"
+    )
+    assert chat(QueuePolicy(interactive_reserve=1), load) <= alone + 2 * step_s

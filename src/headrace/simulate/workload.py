@@ -37,12 +37,14 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     on_s: float | None = None
     """Sends for so long, then is silent for as long, and so on. None: always sends."""
     start_s: float = 0.0
+    end_s: float | None = None
 
     def arrivals(self, duration_s: float, draw: random.Random) -> Iterable[Arrival]:
         number, at_s = 0, self.start_s
         if self.is_poisson:
             at_s += draw.expovariate(self.rate_rps)
-        while at_s < duration_s:
+        end_s = duration_s if self.end_s is None else min(duration_s, self.end_s)
+        while at_s < end_s:
             if self.on_s is None or int((at_s - self.start_s) / self.on_s) % 2 == 0:
                 yield self._request(at_s)
             number += 1
@@ -125,6 +127,14 @@ def returning() -> list[Client]:
     return [Client(tenant="here", rate_rps=3.0), Client(tenant="back", rate_rps=3.0, start_s=300.0)]
 
 
+def flood_and_chat() -> list[Client]:
+    """200 long jobs in the first ten seconds, and one short chat every two seconds."""
+    return [
+        Client(tenant="flood", rate_rps=20.0, output_tokens=1000, end_s=10.0),
+        Client(tenant="chat", rate_rps=0.5, prompt_tokens=64, output_tokens=32, start_s=1.0),
+    ]
+
+
 LOADS: dict[str, Callable[[], list[Client]]] = {
     "overload": overload,
     "proportional": proportional,
@@ -135,5 +145,6 @@ LOADS: dict[str, Callable[[], list[Client]]] = {
     "long-prompts": long_prompts,
     "classes": classes,
     "returning": returning,
+    "flood-and-chat": flood_and_chat,
 }
 """Synthetic loads by name."""
