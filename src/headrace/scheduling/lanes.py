@@ -119,7 +119,8 @@ def size_of(demand: Demand, policy: QueuePolicy) -> Size:
     if policy.long_prompt_tokens is not None and demand.prompt_tokens > policy.long_prompt_tokens:
         return "long"
     is_brief = (
-        demand.service_class == "interactive"
+        policy.interactive_reserve > 0
+        and demand.service_class == "interactive"
         and demand.expected_output_tokens <= policy.reserve_output_tokens_max
     )
     return "brief" if is_brief else "usual"
@@ -136,12 +137,13 @@ class Flow(Generic[Ticket]):
 class Row(Generic[Ticket]):
     """What one tenant has in one lane."""
 
-    __slots__ = ("counter", "flows", "order")
+    __slots__ = ("_order", "counter", "flows")
 
     def __init__(self, counter: TenantCounter) -> None:
         self.counter = counter
         self.flows: dict[Hashable, Flow[Ticket]] = {}
-        self.order: LazyHeap[Flow[Ticket]] = LazyHeap()
+        self._order: LazyHeap[Flow[Ticket]] | None = None
+        """Of the flows, while there are several. Nearly always there is one."""
 
     def add(self, job: Job[Ticket]) -> None:
         gate = _gate(job)
@@ -149,17 +151,54 @@ class Row(Generic[Ticket]):
         if flow is None:
             flow = self.flows[gate] = Flow(gate)
         flow.jobs.set(job, job.rank)
-        self.order.set(flow, flow.jobs.rank())
+        if self._order is not None:
+            self._order.set(flow, flow.jobs.rank())
+        elif len(self.flows) > 1:
+            self._order = LazyHeap()
+            for one in self.flows.values():
+                self._order.set(one, one.jobs.rank())
 
     def remove(self, job: Job[Ticket]) -> None:
         gate = _gate(job)
         flow = self.flows[gate]
         flow.jobs.discard(job)
-        if len(flow.jobs):
-            self.order.set(flow, flow.jobs.rank())
-        else:
-            self.order.discard(flow)
+        is_empty = not len(flow.jobs)
+        if is_empty:
             del self.flows[gate]
+        if len(self.flows) <= 1:
+            self._order = None
+        elif self._order is not None:
+            if is_empty:
+                self._order.discard(flow)
+            else:
+                self._order.set(flow, flow.jobs.rank())
+
+    def first_flow(self) -> Flow[Ticket]:
+        """The one whose first job is the first."""
+        if self._order is None:
+            return next(iter(self.flows.values()))
+        flow = self._order.peek()
+        assert flow is not None
+        return flow
+
+    def rank(self) -> Any:
+        """Of the first job."""
+        return self.first_flow().jobs.rank()
+
+    def in_order(self) -> Iterator[Flow[Ticket]]:
+        """The flows by their first jobs. Nothing may change meanwhile."""
+        yield self.first_flow()
+        if self._order is None:
+            return
+        taken = [self._order.take()]
+        try:
+            while self._order.peek() is not None:
+                yield self.first_flow()
+                taken.append(self._order.take())
+        finally:
+            for entry in taken:
+                assert entry is not None
+                self._order.restore(entry)
 
 
 class Lane(Generic[Ticket]):
@@ -206,7 +245,7 @@ class Lane(Generic[Ticket]):
             self._place(row)
 
     def _place(self, row: Row[Ticket]) -> None:
-        rank = row.order.rank()
+        rank = row.rank()
         # Of equal counters, and of one tenant's rows in several lanes, the one whose job comes first is first.
         self.order.set(row, (row.counter.value, rank) if self._is_by_counter else rank)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from headrace.scheduling.lanes import Flow, Job, Lane, Row
+from headrace.scheduling.lanes import Job, Lane, Row
 from headrace.scheduling.lazy_heap import Entry
 
 Ticket = TypeVar("Ticket", bound=Hashable)
@@ -44,8 +44,7 @@ def first(
     if is_warm is None or quantum <= 0:
         lane = _lowest(lanes)
         row = None if lane is None else lane.order.peek()
-        flow = None if row is None else row.order.peek()
-        job = None if flow is None else flow.jobs.peek()
+        job = None if row is None else row.first_flow().jobs.peek()
         # Nearly always the very first may start, and nothing has to be taken out to see further.
         if job is None or may_start is None or may_start(job.ticket):
             return job
@@ -92,18 +91,9 @@ def _lowest(lanes: Sequence[Lane[Ticket]]) -> Lane[Ticket] | None:
 
 
 def _first_of(row: Row[Ticket], may_start: MayStart[Ticket] | None) -> Job[Ticket] | None:
-    taken = []
-    try:
-        while True:
-            entry = row.order.take()
-            if entry is None:
-                return None
-            taken.append(entry)
-            flow: Flow[Ticket] = entry[2]
-            job = flow.jobs.peek()
-            assert job is not None
-            if may_start is None or may_start(job.ticket):
-                return job
-    finally:
-        for entry in taken:
-            row.order.restore(entry)
+    for flow in row.in_order():
+        job = flow.jobs.peek()
+        assert job is not None
+        if may_start is None or may_start(job.ticket):
+            return job
+    return None
