@@ -25,7 +25,7 @@ def test_the_heap_is_like_a_sorted_dictionary(steps: list[tuple[str, int, int]])
     ranks: dict[int, tuple[int, int]] = {}
     taken = []
     for serial, (what, item, rank) in enumerate(steps):
-        if what == "set" and item not in [entry[2] for entry, _ in taken]:
+        if what == "set" and item not in [entry[3] for entry, _ in taken]:
             heap.set(item, rank)
             if item not in ranks or ranks[item][0] != rank:
                 ranks[item] = (rank, serial)
@@ -35,13 +35,13 @@ def test_the_heap_is_like_a_sorted_dictionary(steps: list[tuple[str, int, int]])
         elif what == "take":
             entry = heap.take()
             first = min(ranks, key=lambda one: ranks[one], default=None)
-            assert (None if entry is None else entry[2]) == first
+            assert (None if entry is None else entry[3]) == first
             if entry is not None and first is not None:
                 taken.append((entry, ranks.pop(first)))
         elif taken:
             entry, place = taken.pop()
             heap.restore(entry)
-            ranks[entry[2]] = place
+            ranks[entry[3]] = place
         assert len(heap) == len(ranks)
         assert heap.peek() == min(ranks, key=lambda one: ranks[one], default=None)
         assert sorted(heap) == sorted(ranks)

@@ -140,5 +140,5 @@ class TenantCounters:
         while self._idle and (self._idle.rank() <= start or len(self._idle) > self.idle_max):
             entry = self._idle.take()
             assert entry is not None
-            self.base = max(self.base, entry[2].value)
-            del self._counters[entry[2].tenant]
+            self.base = max(self.base, entry[3].value)
+            del self._counters[entry[3].tenant]

@@ -247,7 +247,10 @@ class Lane(Generic[Ticket]):
     def _place(self, row: Row[Ticket]) -> None:
         rank = row.rank()
         # Of equal counters, and of one tenant's rows in several lanes, the one whose job comes first is first.
-        self.order.set(row, (row.counter.value, rank) if self._is_by_counter else rank)
+        if self._is_by_counter:
+            self.order.set(row, row.counter.value, rank)
+        else:
+            self.order.set(row, rank)
 
 
 def _gate(job: Job[Any]) -> Hashable:

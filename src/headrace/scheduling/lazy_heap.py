@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
 Entry = list[Any]
-"""[rank, serial, item]; a dead one has no item any more."""
+"""[rank, tie, serial, item]; a dead one has no item any more. Flat, because that compares fastest."""
 
 _SLACK = 16
 """So many dead entries are always tolerated."""
@@ -37,15 +37,15 @@ class LazyHeap(Generic[Item]):
         """All items, in no order."""
         return iter(self._entries)
 
-    def set(self, item: Item, rank: Any) -> None:
-        """Put an item in, or give it another rank."""
+    def set(self, item: Item, rank: Any, tie: Any = 0) -> None:
+        """Put an item in, or give it another rank. `tie` decides between equal ranks."""
         old = self._entries.get(item)
         if old is not None:
-            if old[0] == rank:
+            if old[0] == rank and old[1] == tie:
                 return
-            old[2] = None
+            old[3] = None
         self._serial += 1
-        entry = [rank, self._serial, item]
+        entry = [rank, tie, self._serial, item]
         self._entries[item] = entry
         heap = self._heap
         heapq.heappush(heap, entry)
@@ -57,7 +57,7 @@ class LazyHeap(Generic[Item]):
         """Take an item out, if it is there."""
         entry = self._entries.pop(item, None)
         if entry is not None:
-            entry[2] = None
+            entry[3] = None
         if not self._entries:
             self._heap.clear()
 
@@ -66,7 +66,7 @@ class LazyHeap(Generic[Item]):
         entry = self._top()
         if entry is None:
             return None
-        item: Item = entry[2]
+        item: Item = entry[3]
         return item
 
     def rank(self) -> Any:
@@ -74,6 +74,12 @@ class LazyHeap(Generic[Item]):
         entry = self._top()
         assert entry is not None
         return entry[0]
+
+    def key(self) -> tuple[Any, Any]:
+        """The first item's rank and tie. There must be one."""
+        entry = self._top()
+        assert entry is not None
+        return entry[0], entry[1]
 
     def rank_of(self, item: Item) -> Any:
         return self._entries[item][0]
@@ -83,20 +89,20 @@ class LazyHeap(Generic[Item]):
         entry = self._top()
         if entry is not None:
             heapq.heappop(self._heap)
-            del self._entries[entry[2]]
+            del self._entries[entry[3]]
         return entry
 
     def restore(self, entry: Entry) -> None:
         """Undo `take`."""
-        assert entry[2] not in self._entries
-        self._entries[entry[2]] = entry
+        assert entry[3] not in self._entries
+        self._entries[entry[3]] = entry
         heapq.heappush(self._heap, entry)
 
     def _top(self) -> Entry | None:
         heap = self._heap
         while heap:
             entry = heap[0]
-            if entry[2] is not None:
+            if entry[3] is not None:
                 return entry
             heapq.heappop(heap)
         return None

@@ -20,7 +20,7 @@ class Found:
         entry = lane.order.take()
         assert entry is not None
         self._taken.append((lane, entry))
-        row: Row[Any] = entry[2]
+        row: Row[Any] = entry[3]
         return row
 
     def restore(self) -> None:
@@ -81,12 +81,13 @@ def _startable(
 
 def _lowest(lanes: Sequence[Lane[Ticket]]) -> Lane[Ticket] | None:
     """The lane whose first row is the first of all."""
-    best, best_rank = None, None
+    best: Lane[Ticket] | None = None
+    best_key: Any = None
     for lane in lanes:
         if len(lane.order):
-            rank = lane.order.rank()
-            if best is None or rank < best_rank:
-                best, best_rank = lane, rank
+            key = lane.order.key()
+            if best is None or key < best_key:
+                best, best_key = lane, key
     return best
 
 
