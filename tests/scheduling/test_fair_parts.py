@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.bounds import CHUNK_GRAIN
-from headrace.scheduling.fairness import accumulated_difference, jain_index, percentile, service_difference
+from headrace.scheduling.fairness import (
+    accumulated_difference,
+    jain_index,
+    percentile,
+    service_difference,
+    wait_percentiles,
+)
 from headrace.scheduling.lazy_heap import LazyHeap
 from headrace.scheduling.preemption import Running, victim
 from headrace.scheduling.prefill_share import share_out_by_length
@@ -68,6 +74,11 @@ def test_percentiles() -> None:
     assert [percentile(values, fraction) for fraction in (0, 0.5, 0.99, 1)] == [1, 50, 99, 100]
     assert percentile([], 0.5) == 0
     assert percentile([7.0], 0.99) == 7
+
+
+def test_waits_by_tenant() -> None:
+    waits = {"a": range(100, 0, -1), "b": [5], "c": []}
+    assert wait_percentiles(waits) == {"a": [50, 90, 99], "b": [5, 5, 5]}
 
 
 def test_service_difference() -> None:

@@ -20,6 +20,7 @@ from headrace.simulate.traces import decision_line, read
 from headrace.simulate.workload import LOADS, SECOND_US, Arrival, merged
 
 TENANTS_SHOWN = 20
+TICKS_MAX = 200
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
@@ -153,7 +154,14 @@ def _window(arrivals: Sequence[Arrival], options: dict[str, Any]) -> Window:
     duration_s = options["duration"]
     if options["load"] is None and arrivals:
         duration_s = max(arrivals[-1].arrival_us / SECOND_US, 1.0)
-    return Window(duration_s=duration_s, warm_up_s=60.0 if duration_s > 120 else 0.0)
+    # Long traces are compared at as many points of time as short ones.
+    step_s = max(30.0, duration_s / TICKS_MAX)
+    return Window(
+        duration_s=duration_s,
+        warm_up_s=60.0 if duration_s > 120 else 0.0,
+        width_s=2 * step_s,
+        step_s=step_s,
+    )
 
 
 def _setup(policy: str, options: dict[str, Any]) -> Setup:

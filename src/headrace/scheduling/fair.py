@@ -12,7 +12,8 @@ What the owner must call, besides what `ModelQueue` asks for:
 - `progress` while a request runs, at least once when its prompt has been read in;
 - `settle` with the real counts when it ends, however it ends, before `release`.
 
-A grant that is released and never settled stands as it was charged.
+Where releases come without settling, the oldest grant of the replica is taken to have ended and stands as it was
+charged: good enough to count places, not to put requests back.
 """
 
 from collections.abc import Callable, Hashable, Iterator

@@ -1,6 +1,6 @@
 """Measures of fairness: the Jain index, percentiles of waits, differences of service. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 def jain_index(shares: Iterable[float]) -> float:
@@ -23,6 +23,19 @@ def percentile(ordered: Sequence[float], fraction: float) -> float:
     # Counted in millionths, so that 0.99 of 100 values is the 99th and not, by rounding, the 100th.
     place = -(-len(ordered) * round(fraction * 1_000_000) // 1_000_000)
     return ordered[max(place - 1, 0)]
+
+
+def wait_percentiles(
+    waits_us: Mapping[str, Iterable[int]], fractions: Sequence[float] = (0.5, 0.9, 0.99)
+) -> dict[str, list[float]]:
+    """Microseconds that so large a part of each tenant's requests did not wait longer than; by tenant, in the order of
+    the fractions. A tenant without waits is left out."""
+    ordered = {tenant: sorted(waits) for tenant, waits in waits_us.items()}
+    return {
+        tenant: [percentile(waits, fraction) for fraction in fractions]
+        for tenant, waits in ordered.items()
+        if waits
+    }
 
 
 def service_difference(served: Sequence[float], requested: Sequence[float]) -> float:
