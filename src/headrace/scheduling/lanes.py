@@ -220,31 +220,35 @@ class Lane(Generic[Ticket]):
 
     def add(self, job: Job[Ticket]) -> None:
         row = self._rows.get(job.counter)
+        is_first = row is None or not self._is_by_counter or job.rank < self.order.tie_of(row)
         if row is None:
             row = self._rows[job.counter] = Row(job.counter)
         row.add(job)
         job.lane = self
         self.num_jobs += 1
-        self._place(row)
+        if is_first:
+            self._place(row)
 
     def remove(self, job: Job[Ticket]) -> None:
         row = self._rows[job.counter]
         row.remove(job)
         job.lane = None
         self.num_jobs -= 1
-        if row.flows:
-            self._place(row)
-        else:
+        if not row.flows:
             del self._rows[job.counter]
             self.order.discard(row)
+        elif not self._is_by_counter or job.rank == self.order.tie_of(row):
+            self._place(row)
 
     def moved(self, counter: TenantCounter) -> None:
         """The tenant's counter has changed."""
         row = self._rows.get(counter)
         if row is not None and self._is_by_counter:
-            self._place(row)
+            self.order.move(row, counter.value)
 
     def _place(self, row: Row[Ticket]) -> None:
+        """Put a row where its counter and its first job belong. (When only the counter has changed since, it
+        waits for `moved`.)"""
         rank = row.rank()
         # Of equal counters, and of one tenant's rows in several lanes, the one whose job comes first is first.
         if self._is_by_counter:

@@ -81,8 +81,12 @@ class LazyHeap(Generic[Item]):
         assert entry is not None
         return entry[0], entry[1]
 
-    def rank_of(self, item: Item) -> Any:
-        return self._entries[item][0]
+    def tie_of(self, item: Item) -> Any:
+        return self._entries[item][1]
+
+    def move(self, item: Item, rank: Any) -> None:
+        """Give an item that is there another rank. Its tie stays."""
+        self.set(item, rank, self._entries[item][1])
 
     def take(self) -> Entry | None:
         """Take the first out. `restore` brings it back to the very same place."""

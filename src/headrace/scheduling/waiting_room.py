@@ -137,8 +137,9 @@ class WaitingRoom(Generic[Ticket]):
         if self._moved:
             lanes = [lane for lane in self._lanes.values() if lane.num_jobs]
             for counter in self._moved:
-                for lane in lanes:
-                    lane.moved(counter)
+                if counter.num_waiting:
+                    for lane in lanes:
+                        lane.moved(counter)
             self._moved.clear()
 
     def _groups(self, is_open: Callable[[Lane[Ticket]], bool]) -> list[list[Lane[Ticket]]]:
