@@ -188,7 +188,8 @@ def _warm_up(line: _Timeline, window: Window) -> float:
 
 def _over_time(line: _Timeline, window: Window) -> tuple[list[float], float]:
     """(service difference at each tick, greatest accumulated difference). The first window begins a step after
-    the beginning; the last one is half outside, as in the published measure."""
+    the beginning; the last one is half outside, as in the published measure. Service accumulates from the beginning
+    of the first window to that of each."""
     half = window.width_s / 2
     differences, accumulated = [], 0.0
     tick = window.step_s + half
@@ -197,7 +198,7 @@ def _over_time(line: _Timeline, window: Window) -> tuple[list[float], float]:
         served = line.service(begin, end) / window.width_s
         asked = line.requested(begin, end) / window.width_s
         differences.append(service_difference(served.tolist(), asked.tolist()))
-        since = line.service(window.step_s, tick) / line.weights
+        since = line.service(window.step_s, begin) / line.weights
         accumulated = max(accumulated, accumulated_difference(since.tolist()))
         tick += window.step_s
     return differences, accumulated
