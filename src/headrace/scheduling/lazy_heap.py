@@ -48,6 +48,10 @@ class LazyHeap(Generic[Item]):
         entry = [rank, tie, self._serial, item]
         self._entries[item] = entry
         heap = self._heap
+        if heap and heap[0] is old:
+            # Who was just served moves back from the very front: in place, so that nothing dead is left there.
+            heapq.heapreplace(heap, entry)
+            return
         heapq.heappush(heap, entry)
         if len(heap) > 2 * len(self._entries) + _SLACK:
             self._heap = list(self._entries.values())
