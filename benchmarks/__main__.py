@@ -11,6 +11,7 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results"
 NAMES = (
     "loop_cost",
+    "fair_queue",
     "ledger_commit",
     "admission",
     "startup",

@@ -15,6 +15,7 @@ COMMANDS: Final = {
     "keys": ("headrace.cli.keys:keys", "API keys: create, list, revoke."),
     "usage": ("headrace.cli.usage:usage", "Usage: reports, and the record of one request."),
     "ledger": ("headrace.cli.ledger:ledger", "The ledger: verify that it is whole."),
+    "simulate": ("headrace.cli.simulate:simulate", "Simulate a fleet: traces or loads under queue policies."),
     "models": ("headrace.cli.models:models", "Models the running server offers."),
     "workers": ("headrace.cli.workers:workers", "Workers of the running server."),
     "completion": ("headrace.cli.completion:completion", "Print the script for shell completion."),

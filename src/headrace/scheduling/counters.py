@@ -1,0 +1,144 @@
+"""The virtual counter of every tenant: what it was given, in cost, divided by its weight.
+
+The tenant with the lowest counter is served next. A tenant that comes back from having nothing waiting is
+lifted to the lowest counter of those who wait: it gets its share from now on and nothing for the time it
+was away. It is never lowered: whoever had more than its share still has, however long it stays away.
+
+A tenant without requests is remembered only while its counter is above what a newcomer would start with.
+Forgetting raises that start (`base`) to the forgotten counter, so that nobody owes less for having been
+forgotten.
+
+After "Fairness in Serving Large Language Models" (OSDI 2024), with the expected output charged at the start.
+"""
+
+from headrace.scheduling.lazy_heap import LazyHeap
+
+
+class TenantCounter:
+    """One tenant's counter and how many of its requests there are."""
+
+    __slots__ = ("num_granted", "num_waiting", "tenant", "value", "weight")
+
+    def __init__(self, tenant: str, value: float, weight: float) -> None:
+        self.tenant = tenant
+        self.value = value
+        self.weight = weight
+        self.num_waiting = 0
+        self.num_granted = 0
+
+
+class TenantCounters:
+    """All tenants that have requests, or that had more than their share."""
+
+    def __init__(self, *, idle_max: int) -> None:
+        self.idle_max = idle_max
+        self.base = 0.0
+        """No newcomer starts below this: the highest counter that was ever forgotten."""
+        self._last = 0.0
+        """The start of a newcomer while nobody waits: the counter of the last one granted, before its charge."""
+        self._last_counter: TenantCounter | None = None
+        """Whose it was. Its open charges may turn out too high; then newcomers must not be held to them."""
+        self._counters: dict[str, TenantCounter] = {}
+        self._waiting: LazyHeap[TenantCounter] = LazyHeap()
+        self._changed: set[TenantCounter] = set()
+        """Waiting ones whose place in `_waiting` is not up to date: it is only needed when somebody comes or goes."""
+        self._idle: LazyHeap[TenantCounter] = LazyHeap()
+
+    def __len__(self) -> int:
+        return len(self._counters)
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    def get(self, tenant: str) -> TenantCounter | None:
+        return self._counters.get(tenant)
+
+    def waiting(self) -> list[TenantCounter]:
+        """Those who have requests waiting, in no order."""
+        return [counter for counter in self._counters.values() if counter.num_waiting]
+
+    def start(self) -> float:
+        """What a tenant that was never seen would start with now."""
+        for counter in self._changed:
+            self._waiting.set(counter, counter.value)
+        self._changed.clear()
+        lowest = self._waiting.rank() if len(self._waiting) else self._last_start()
+        return max(self.base, lowest)
+
+    def enter(self, tenant: str, weight: float) -> TenantCounter:
+        """A request of this tenant begins to wait."""
+        counter = self._counters.get(tenant)
+        if counter is None:
+            counter = self._counters[tenant] = TenantCounter(tenant, self.start(), weight)
+        elif counter.num_waiting == 0:
+            counter.value = max(counter.value, self.start())
+        if counter in self._idle:
+            self._idle.discard(counter)
+        counter.weight = weight
+        counter.num_waiting += 1
+        if counter.num_waiting == 1:
+            self._waiting.set(counter, counter.value)
+        return counter
+
+    def leave(self, counter: TenantCounter) -> None:
+        """A waiting request is gone without having been granted."""
+        self._stop_waiting(counter)
+        self._rest(counter)
+
+    def grant(self, counter: TenantCounter, charge: float) -> None:
+        """A waiting request starts. `charge` is in cost by weight."""
+        if counter.value >= self._last_start():
+            self._last, self._last_counter = counter.value, counter
+        counter.value += charge
+        counter.num_granted += 1
+        self._stop_waiting(counter)
+
+    def put_back(self, counter: TenantCounter, refund: float) -> None:
+        """A granted request waits again."""
+        counter.value -= refund
+        counter.num_granted -= 1
+        counter.num_waiting += 1
+        self._changed.add(counter)
+
+    def correct(self, counter: TenantCounter, charge: float) -> None:
+        """What a granted request costs is more (or less) than it was charged."""
+        counter.value += charge
+        if counter.num_waiting:
+            self._changed.add(counter)
+
+    def finish(self, counter: TenantCounter) -> None:
+        """A granted request has ended, and is charged what it did cost."""
+        counter.num_granted -= 1
+        self._rest(counter)
+
+    def charge_late(self, tenant: str, charge: float) -> None:
+        """Charge a tenant for a request that was thought to have ended already."""
+        counter = self._counters.get(tenant)
+        if counter is None:
+            counter = self._counters[tenant] = TenantCounter(tenant, self.start(), 1.0)
+        self.correct(counter, charge)
+        self._rest(counter)
+
+    def _last_start(self) -> float:
+        return self._last if self._last_counter is None else min(self._last, self._last_counter.value)
+
+    def _stop_waiting(self, counter: TenantCounter) -> None:
+        counter.num_waiting -= 1
+        assert counter.num_waiting >= 0
+        if counter.num_waiting:
+            self._changed.add(counter)
+        else:
+            self._waiting.discard(counter)
+            self._changed.discard(counter)
+
+    def _rest(self, counter: TenantCounter) -> None:
+        if counter.num_waiting or counter.num_granted:
+            return
+        self._idle.set(counter, counter.value)
+        start = self.start()
+        while self._idle and (self._idle.rank() <= start or len(self._idle) > self.idle_max):
+            entry = self._idle.take()
+            assert entry is not None
+            self.base = max(self.base, entry[3].value)
+            del self._counters[entry[3].tenant]

@@ -1,0 +1,246 @@
+"""One run: arrivals against a simulated fleet, decided by the production admission and queue."""
+
+import heapq
+import random
+from collections.abc import Iterator, Sequence
+from typing import Literal, cast
+
+import msgspec
+
+from headrace.admission.controller import AdmissionController, Applicant
+from headrace.admission.entry import Entry
+from headrace.scheduling.dispatch import ModelQueue, QueueBounds, QueueFull
+from headrace.scheduling.fair import FairQueue
+from headrace.scheduling.policy import Demand, QueuePolicy
+from headrace.simulate import engine as engines
+from headrace.simulate.engine import Engine, EngineModel
+from headrace.simulate.workload import Arrival
+
+Prediction = Literal["exact", "half", "none"]
+"""What is known of an answer's length when it is granted: all, all give or take a half, nothing (then it is
+charged as it grows)."""
+
+MODEL = "model"
+LEASE_US = 10**15
+"""Nobody dies here."""
+_NEVER_US = 10**17
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """A fleet and how it is shared."""
+
+    name: str
+    policy: QueuePolicy = QueuePolicy()
+    prediction: Prediction = "exact"
+    engine: EngineModel = EngineModel()
+    workers: int = 1
+    queue_length: int = 10_000_000
+    seed: int = 0
+
+
+class Served(msgspec.Struct, gc=False):
+    """What became of one arrival. Times in microseconds; 0 where it did not come to that."""
+
+    granted_us: int = 0
+    first_us: int = 0
+    last_us: int = 0
+    cached_tokens: int = 0
+    replica: str | None = None
+    is_refused: bool = False
+
+
+class Outcome(msgspec.Struct):
+    """A run."""
+
+    setup: Setup
+    arrivals: Sequence[Arrival]
+    served: list[Served]
+    end_us: int
+    """When the last one was served."""
+    busy_share: float
+    """Part of the time, until the end, that the engines computed."""
+    slot_share: float
+    """Part of all slots, over that time, that were taken."""
+
+
+class Fleet:
+    """The parts of a run."""
+
+    def __init__(self, setup: Setup, arrivals: Sequence[Arrival]) -> None:
+        self._setup = setup
+        self._arrivals = arrivals
+        self._served = [Served() for _ in arrivals]
+        self._draw = random.Random(setup.seed)  # noqa: S311 - the same run for the same seed
+        self._engines = {
+            f"worker-{number}": Engine(f"worker-{number}", setup.engine) for number in range(setup.workers)
+        }
+        self._controller = AdmissionController(lease_us=LEASE_US)
+        self._queue = self._make_queue()
+        self._ready: list[tuple[float, str]] = []
+        """A heap of the engines that compute, by when their round ends."""
+        self._rounds: dict[str, tuple[list[engines.Sequence], list[engines.Sequence]]] = {}
+        """What will have begun and ended in each one's round."""
+        self._next_arrival_us = 0
+        self._entries: dict[int, Entry] = {}
+
+    def _make_queue(self) -> FairQueue[Entry]:
+        setup, model = self._setup, self._setup.engine
+        many = setup.queue_length * 1_000_000
+        bounds = QueueBounds(
+            length=setup.queue_length, tokens=many, tenant_length=setup.queue_length, tenant_tokens=many
+        )
+        queue: FairQueue[Entry] = FairQueue(
+            bounds,
+            setup.policy,
+            describe=self._describe,
+            fits=self._fits if model.has_lookahead else None,
+            warm_on=self._warm_on if model.cache_blocks != 0 else None,
+        )
+        for name in self._engines:
+            queue.add(name, capacity=model.slots, kv_tokens=None if model.has_lookahead else model.kv_tokens)
+        self._controller.queues[MODEL] = cast("ModelQueue[Entry]", queue)
+        return queue
+
+    def run(self) -> Outcome:
+        """Until everybody is served."""
+        arrivals = self._arrivals
+        place, count = 0, len(arrivals)
+        while place < count or self._ready:
+            next_us = arrivals[place].arrival_us if place < count else _NEVER_US
+            self._next_arrival_us = next_us
+            if self._ready and self._ready[0][0] < next_us:
+                self._end_round()
+                continue
+            while place < count and arrivals[place].arrival_us <= next_us:
+                self._accept(place)
+                place += 1
+            self._next_arrival_us = arrivals[place].arrival_us if place < count else _NEVER_US
+            self._dispatch(next_us)
+        return self._outcome()
+
+    def _accept(self, number: int) -> None:
+        arrival = self._arrivals[number]
+        applicant = Applicant(
+            request_id=str(number),
+            tenant_id=arrival.tenant,
+            model_id=MODEL,
+            accounts=(),
+            prompt_tokens=arrival.prompt_tokens,
+            max_tokens=arrival.output_tokens,
+            default_max_tokens=arrival.output_tokens,
+            context_tokens=None,
+            is_stream=True,
+            is_exact=True,
+            can_be_counted=True,
+        )
+        self._queue.advance(arrival.arrival_us)
+        try:
+            admitted = self._controller.accept(applicant, arrival.arrival_us)
+        except QueueFull:
+            self._served[number].is_refused = True
+            return
+        for evicted in admitted.evicted:
+            self._served[int(evicted.request_id)].is_refused = True
+            self._controller.settle(evicted, used=0, now_us=arrival.arrival_us)
+        self._entries[number] = admitted.entry
+
+    def _dispatch(self, now_us: int) -> None:
+        self._queue.advance(now_us)
+        idle: list[Engine] = []
+        for entry in self._controller.dispatch(MODEL, now_us):
+            number = int(entry.request_id)
+            assert entry.replica_id is not None
+            engine = self._engines[entry.replica_id]
+            sequence = engines.Sequence(number, self._arrivals[number])
+            if engine.is_idle and engine.replica_id not in self._rounds:
+                idle.append(engine)
+            engine.start(sequence, now_us)
+            served = self._served[number]
+            served.granted_us, served.replica = now_us, entry.replica_id
+            served.cached_tokens = sequence.cached_tokens
+        for engine in idle:
+            self._begin_round(engine)
+
+    def _begin_round(self, engine: Engine) -> None:
+        """Compute up to the next thing that happens elsewhere. What comes of it is known when it is over."""
+        until_us = float(self._next_arrival_us)
+        if self._ready:
+            until_us = min(until_us, self._ready[0][0])
+        self._rounds[engine.replica_id] = engine.run(max(until_us, engine.now_us + 1))
+        heapq.heappush(self._ready, (engine.now_us, engine.replica_id))
+
+    def _end_round(self) -> None:
+        """The round that ends first is over: what ended makes room for others, here and now."""
+        _, name = heapq.heappop(self._ready)
+        engine = self._engines[name]
+        begun, ended = self._rounds.pop(name)
+        now_us = round(engine.now_us)
+        for sequence in begun:
+            self._served[sequence.number].first_us = sequence.first_us
+            if self._setup.policy.long_prompt_tokens is not None:
+                self._queue.progress(self._entries[sequence.number], 1)
+        for sequence in ended:
+            self._finish(sequence, now_us)
+        if self._setup.prediction == "none":
+            for sequence in engine.decoding():
+                self._queue.progress(self._entries[sequence.number], sequence.output_tokens(engine.steps))
+        # Before its next round, so that newcomers are in it.
+        if ended or begun or self._setup.engine.has_lookahead:
+            self._dispatch(now_us)
+        if not engine.is_idle and name not in self._rounds:
+            self._begin_round(engine)
+
+    def _finish(self, sequence: engines.Sequence, now_us: int) -> None:
+        arrival = sequence.arrival
+        self._served[sequence.number].last_us = sequence.last_us
+        entry = self._entries.pop(sequence.number)
+        self._queue.settle(entry, output_tokens=arrival.output_tokens, cached_tokens=sequence.cached_tokens)
+        self._controller.settle(entry, used=arrival.prompt_tokens + arrival.output_tokens, now_us=now_us)
+
+    def _describe(self, entry: Entry) -> Demand:
+        arrival = self._arrivals[int(entry.request_id)]
+        expected = arrival.output_tokens
+        if self._setup.prediction == "half":
+            expected = round(expected * self._draw.uniform(0.5, 1.5))
+        elif self._setup.prediction == "none":
+            expected = 0
+        return Demand(
+            prompt_tokens=arrival.prompt_tokens,
+            expected_output_tokens=expected,
+            weight=arrival.weight,
+            service_class=arrival.service_class,
+            priority=arrival.priority,
+            gate=True,
+        )
+
+    def _fits(self, entry: Entry, replica_id: str) -> bool:
+        engine = self._engines[replica_id]
+        return engine.is_idle or engine.fits(self._arrivals[int(entry.request_id)])
+
+    def _warm_on(self, entry: Entry) -> tuple[str, int] | None:
+        arrival = self._arrivals[int(entry.request_id)]
+        tokens, name = max((engine.match(arrival), name) for name, engine in self._engines.items())
+        return (name, tokens) if tokens else None
+
+    def _outcome(self) -> Outcome:
+        all_engines = list(self._engines.values())
+        end_us = max((served.last_us for served in self._served), default=0)
+        time_us = max(end_us, 1) * len(all_engines)
+        return Outcome(
+            setup=self._setup,
+            arrivals=self._arrivals,
+            served=self._served,
+            end_us=end_us,
+            busy_share=min(sum(engine.busy_us for engine in all_engines) / time_us, 1.0),
+            slot_share=sum(engine.slot_us for engine in all_engines) / (time_us * self._setup.engine.slots),
+        )
+
+
+def simulate(setup: Setup, arrivals: Sequence[Arrival]) -> Outcome:
+    """Serve all arrivals (in order of their times) with this fleet. The same arguments, the same outcome."""
+    return Fleet(setup, arrivals).run()
+
+
+def decisions(outcome: Outcome) -> Iterator[tuple[Arrival, Served]]:
+    """Every request with what was decided of it, in order of arrival."""
+    yield from zip(outcome.arrivals, outcome.served, strict=True)

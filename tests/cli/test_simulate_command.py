@@ -1,0 +1,74 @@
+"""`headrace simulate` as it is called."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from headrace.cli.main import main
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["simulate", *arguments])
+
+
+def test_two_policies_side_by_side() -> None:
+    result = call("run", "--load", "overload", "--duration", "200", "--json")
+    assert result.exit_code == 0, result.output
+    fifo, fair = json.loads(result.output)["runs"]
+    assert (fifo["name"], fair["name"]) == ("fifo", "fair")
+    assert fair["jain"] > fifo["jain"]
+    text = call("run", "--load", "overload", "--duration", "200").output
+    assert text.splitlines()[0].split() == ["fifo", "fair"]
+    assert "fair, by tenant" in text
+
+
+def test_decisions_are_written_without_content_and_replayed(tmp_path: Path) -> None:
+    log = tmp_path / "decisions.jsonl"
+    first = call("run", "--load", "weighted", "--duration", "20", "--policy", "fair", "--decisions", str(log), "--json")  # fmt: skip
+    assert first.exit_code == 0, first.output
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {*lines[0]} == {
+        "arrival_us",
+        "tenant",
+        "prompt_tokens",
+        "output_tokens",
+        "weight",
+        "granted_us",
+        "replica",
+    }
+    again = call("run", "--trace", str(log), "--policy", "fair", "--json")
+    assert json.loads(again.output)["runs"][0]["requests"] == len(lines) == 160
+
+
+def test_weights_classes_and_every_policy() -> None:
+    result = call(
+        "run", "--load", "overload", "--duration", "60", "--weight", "c1=2.5", "--batch", "c2", "--json",
+        "--policy", "priority", "--policy", "shortest-remaining", "--reserve", "2", "--speed", "2",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    runs = json.loads(result.output)["runs"]
+    assert [run["name"] for run in runs] == ["priority", "shortest-remaining"]
+    assert runs[0]["tenants"][0]["weight"] == 2.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run"], "either --trace FILE or --load NAME"),
+        (["run", "--load", "overload", "--trace", __file__], "either --trace FILE or --load NAME"),
+        (["run", "--load", "nothing"], "overload"),
+        (["run", "--trace", "/nowhere.csv"], "does not exist"),
+        (["run", "--trace", __file__], "line 1 is of no known trace"),
+        (["run", "--load", "overload", "--weight", "c1"], "TENANT=WEIGHT"),
+        (["run", "--load", "overload", "--weight", "c1=0"], "above 0"),
+        (["run", "--load", "overload", "--weight", "c9=2"], "no requests of tenant c9"),
+        (["tables", "--trace", __file__], "line 1 is of no known trace"),
+    ],
+)
+def test_what_is_wrong_is_said(arguments: list[str], message: str) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert "Traceback" not in result.output

@@ -1,0 +1,131 @@
+"""The parts of the fair queue by themselves."""
+
+import heapq
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.bounds import CHUNK_GRAIN
+from headrace.scheduling.fairness import (
+    accumulated_difference,
+    jain_index,
+    percentile,
+    service_difference,
+    wait_percentiles,
+)
+from headrace.scheduling.lazy_heap import LazyHeap
+from headrace.scheduling.preemption import Running, victim
+from headrace.scheduling.prefill_share import share_out_by_length
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["set", "discard", "take", "restore"]), st.integers(0, 5), st.integers(0, 3)
+        )
+    )
+)
+def test_the_heap_is_like_a_sorted_dictionary(steps: list[tuple[str, int, int]]) -> None:
+    heap: LazyHeap[int] = LazyHeap()
+    ranks: dict[int, tuple[int, int]] = {}
+    taken = []
+    for serial, (what, item, rank) in enumerate(steps):
+        if what == "set" and item not in [entry[3] for entry, _ in taken]:
+            heap.set(item, rank)
+            if item not in ranks or ranks[item][0] != rank:
+                ranks[item] = (rank, serial)
+        elif what == "discard":
+            heap.discard(item)
+            ranks.pop(item, None)
+        elif what == "take":
+            entry = heap.take()
+            first = min(ranks, key=lambda one: ranks[one], default=None)
+            assert (None if entry is None else entry[3]) == first
+            if entry is not None and first is not None:
+                taken.append((entry, ranks.pop(first)))
+        elif taken:
+            entry, place = taken.pop()
+            heap.restore(entry)
+            ranks[entry[3]] = place
+        assert len(heap) == len(ranks)
+        assert heap.peek() == min(ranks, key=lambda one: ranks[one], default=None)
+        assert sorted(heap) == sorted(ranks)
+
+
+def test_the_heap_does_not_keep_its_dead() -> None:
+    heap: LazyHeap[str] = LazyHeap()
+    heap.set("a", -1)
+    for rank in range(10_000):
+        heap.set("b", rank)
+    assert len(heap._heap) < 100
+    heapq.heappop(heap._heap)
+
+
+def test_jain() -> None:
+    assert jain_index([5, 5, 5]) == 1
+    assert jain_index([1, 0, 0, 0]) == 0.25
+    assert jain_index([]) == jain_index([0, 0]) == 1
+    assert jain_index([1, 3]) == 0.8
+
+
+def test_percentiles() -> None:
+    values = [float(number) for number in range(1, 101)]
+    assert [percentile(values, fraction) for fraction in (0, 0.5, 0.99, 1)] == [1, 50, 99, 100]
+    assert percentile([], 0.5) == 0
+    assert percentile([7.0], 0.99) == 7
+
+
+def test_waits_by_tenant() -> None:
+    waits = {"a": range(100, 0, -1), "b": [5], "c": []}
+    assert wait_percentiles(waits) == {"a": [50, 90, 99], "b": [5, 5, 5]}
+
+
+def test_service_difference() -> None:
+    # The second is 40 behind but asked for only 10 more; the third is 60 behind and asked for all of it.
+    assert service_difference([100, 60, 40], [500, 70, 500]) == 70
+    assert service_difference([], []) == 0
+    assert accumulated_difference([3, 9, 4]) == 6
+
+
+def running(ticket: str, counter: float, order: int, charge: float) -> Running[str]:
+    return Running(ticket=ticket, tenant=ticket[0], counter=counter, granted_order=order, charge=charge)
+
+
+@pytest.mark.parametrize(
+    ("quantum", "counter", "charge", "expected"),
+    [
+        (0.0, 10.0, 20.0, "a2"),
+        (0.0, 10.0, 21.0, None),  # it would have more running than `a` would have left
+        (10.0, 10.0, 10.0, "a2"),
+        (11.0, 10.0, 10.0, None),
+        (0.0, 51.0, 10.0, None),  # it had more than anybody, so it can wait
+        (0.0, 40.0, 10.0, "a2"),
+    ],
+)
+def test_the_victim(quantum: float, counter: float, charge: float, expected: str | None) -> None:
+    candidates = [running("a1", 50, 1, 20), running("a2", 50, 3, 10), running("b1", 30, 4, 15)]
+    assert victim(candidates, tenant="w", counter=counter, charge=charge, quantum=quantum) == expected
+    assert victim([], tenant="w", counter=0, charge=0, quantum=0) is None
+    own = [running("w1", 99, 5, 20), running("w2", 99, 6, 20)]
+    assert victim(own, tenant="w", counter=99, charge=0, quantum=0) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 7000), st.booleans()), min_size=1, max_size=8),
+    st.integers(1, 16),
+    st.integers(0, 64),
+)
+def test_a_portion_is_shared_and_nobody_starves(
+    prompts: list[tuple[int, bool]], grains: int, slack: int
+) -> None:
+    portion = grains * CHUNK_GRAIN
+    remaining = [tokens for tokens, _ in prompts]
+    is_long = [flag for _, flag in prompts]
+    shares = share_out_by_length(remaining, is_long, portion, room=portion + slack, long_share=0.25)
+    assert len(shares) == len(remaining)
+    assert 0 < sum(shares) <= portion + slack
+    assert all(share <= tokens for share, tokens in zip(shares, remaining, strict=True))
+    if any(is_long) and not all(is_long) and portion >= 4 * CHUNK_GRAIN:
+        first_long = is_long.index(True)
+        assert shares[first_long] >= min(CHUNK_GRAIN, remaining[first_long])
