@@ -42,7 +42,7 @@ class FairControllerMachine(ControllerMachine):
     def begin(self, tpm: int, concurrency: int | None, length: int, capacity: int) -> None:
         name: PolicyName = POLICIES[tpm % len(POLICIES)]
 
-        def make(bounds: QueueBounds) -> FairQueue[Entry]:
+        def make(bounds: QueueBounds, *, is_taking_turns: bool) -> FairQueue[Entry]:
             return FairQueue(bounds, QueuePolicy(name=name), describe=describe)
 
         with (

@@ -150,6 +150,33 @@ def test_a_large_request_may_take_the_places_of_several_small_ones_of_a_larger_t
     assert queue.num_waiting == 8
 
 
+def test_tenants_take_turns_and_each_is_served_in_its_order() -> None:
+    queue: ModelQueue[str] = ModelQueue(bounds(), is_taking_turns=True)
+    queue.expect("r")
+    for ticket in ("a1", "a2", "a3", "b1", "c1", "b2"):
+        enter(queue, ticket, tenant=ticket[0])
+    queue.add("r", capacity=2)
+    granted = [ticket for ticket, _ in queue.dispatch()]
+    for _ in range(4):
+        queue.release("r")
+        granted += [ticket for ticket, _ in queue.dispatch()]
+    assert granted == ["a1", "b1", "c1", "a2", "b2", "a3"]
+
+
+def test_a_tenant_that_may_not_start_loses_its_turn_and_not_its_place() -> None:
+    queue: ModelQueue[str] = ModelQueue(bounds(), is_taking_turns=True)
+    queue.add("r", capacity=1)
+    for ticket in ("a1", "a2", "b1", "b2"):
+        enter(queue, ticket, tenant=ticket[0])
+    assert [ticket for ticket, _ in queue.dispatch(lambda ticket: ticket[0] == "b")] == ["b1"]
+    queue.release("r")
+    assert [ticket for ticket, _ in queue.dispatch()] == ["a1"]
+    queue.put_back("a1", "r", tenant="a", tokens=1)
+    assert [ticket for ticket, _ in queue.dispatch()] == ["a1"], "what was sent back is next"
+    queue.release("r")
+    assert [ticket for ticket, _ in queue.dispatch()] == ["b2"]
+
+
 def test_what_a_full_replica_sends_back_is_next_and_the_replica_rests() -> None:
     queue: ModelQueue[str] = ModelQueue(bounds(length=2))
     queue.add("r", capacity=1)
@@ -169,10 +196,13 @@ class QueueMachine(RuleBasedStateMachine):
     """Random arrivals, departures, deaths of replicas against a plain model of the queue."""
 
     LENGTH = 4
+    TAKING_TURNS = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue: ModelQueue[int] = ModelQueue(bounds(length=self.LENGTH))
+        self.queue: ModelQueue[int] = ModelQueue(
+            bounds(length=self.LENGTH), is_taking_turns=self.TAKING_TURNS
+        )
         self.waiting: list[int] = []
         self.running: dict[int, str] = {}
         self.capacity: dict[str, int] = {}
@@ -238,3 +268,13 @@ class QueueMachine(RuleBasedStateMachine):
 
 QueueMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestQueueMachine = QueueMachine.TestCase
+
+
+class TurnsMachine(QueueMachine):
+    """With one tenant, turns make no difference."""
+
+    TAKING_TURNS = True
+
+
+TurnsMachine.TestCase.settings = QueueMachine.TestCase.settings
+TestTurnsMachine = TurnsMachine.TestCase

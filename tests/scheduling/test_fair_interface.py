@@ -19,6 +19,7 @@ SAME = [
     if name.startswith("test_")
     and callable(test)
     and "parametrize" not in str(getattr(test, "pytestmark", ""))
+    and "turn" not in name  # what the plain queue does instead of being fair
 ]
 
 

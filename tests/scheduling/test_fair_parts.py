@@ -3,7 +3,7 @@
 import heapq
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.bounds import CHUNK_GRAIN
@@ -111,6 +111,7 @@ def test_the_victim(quantum: float, counter: float, charge: float, expected: str
     assert victim(own, tenant="w", counter=99, charge=0, quantum=0) is None
 
 
+@example([(33, True), (161, False)], 6, 1)
 @given(
     st.lists(st.tuples(st.integers(1, 7000), st.booleans()), min_size=1, max_size=8),
     st.integers(1, 16),

@@ -104,7 +104,7 @@ class AdmissionController:
 
     def add_model(self, model_id: str, bounds: QueueBounds) -> ModelQueue[Entry]:
         assert model_id not in self.queues
-        queue = self.queues[model_id] = ModelQueue(bounds)
+        queue = self.queues[model_id] = ModelQueue(bounds, is_taking_turns=True)
         return queue
 
     def remove_replica(self, model_id: str, replica_id: str, *, successor_id: str | None) -> list[Entry]:

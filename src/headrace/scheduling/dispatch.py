@@ -1,4 +1,4 @@
-"""Who runs where, and who waits: a bounded first-in-first-out queue for each model.
+"""Who runs where, and who waits: a bounded queue for each model, first in first out or in turns between tenants.
 
 Requests wait here and not inside engines, because an engine's queue cannot be reordered. A replica
 is given a request only when it has a free place; load is counted here, synchronously, and never read
@@ -68,11 +68,16 @@ class _Share(Generic[Ticket]):
 class ModelQueue(Generic[Ticket]):
     """The queue and the replicas of one model. A ticket stands for a request."""
 
-    def __init__(self, bounds: QueueBounds) -> None:
+    def __init__(self, bounds: QueueBounds, *, is_taking_turns: bool = False) -> None:
+        """`is_taking_turns`: tenants with waiting requests are granted one each in turn, each tenant's own first in,
+        first out. Without, all requests are first in, first out.
+        """
         self._bounds = bounds
+        self._is_taking_turns = is_taking_turns
         self._waiting: OrderedDict[Ticket, str] = OrderedDict()
         """Ticket and its tenant, next one first."""
-        self._shares: dict[str, _Share[Ticket]] = {}
+        self._shares: OrderedDict[str, _Share[Ticket]] = OrderedDict()
+        """By tenant, the one whose turn it is first."""
         self._tokens = 0
         self._replicas: dict[str, _Replica] = {}
         self._expected: set[str] = set()
@@ -170,6 +175,7 @@ class ModelQueue(Generic[Ticket]):
         self._waiting.move_to_end(ticket, last=False)
         self._add(ticket, tenant, tokens)
         self._shares[tenant].tickets.move_to_end(ticket, last=False)
+        self._shares.move_to_end(tenant, last=False)
 
     def resize(self, ticket: Ticket, tokens: int) -> None:
         """A waiting ticket stands for so many tokens from now on."""
@@ -203,24 +209,21 @@ class ModelQueue(Generic[Ticket]):
         return tickets
 
     def dispatch(self, may_start: Callable[[Ticket], bool] | None = None) -> Iterator[tuple[Ticket, str]]:
-        """Grant places to waiting requests, oldest first, each on the least loaded replica.
+        """Grant places to waiting requests, next one first, each on the least loaded replica.
 
         Requests for which `may_start` says no keep their place and let others pass. It is asked right
         before each grant, so what the caller does with a grant counts for the next.
         """
         replica = self._pick()
-        num_passed = 0  # those at the front who may not start: they stay there
-        while replica is not None:
-            for ticket in islice(self._waiting, num_passed, None):
-                if may_start is None or may_start(ticket):
-                    break
-                num_passed += 1
-            else:
-                return
+        if replica is None or not self._waiting:
+            return
+        for ticket in self._in_turns(may_start) if self._is_taking_turns else self._in_order(may_start):
             self.leave(ticket)
             replica.running += 1
             yield ticket, replica.replica_id
             replica = self._pick()
+            if replica is None:
+                return
 
     def release(self, replica_id: str) -> None:
         """A granted request has left its replica."""
@@ -237,6 +240,34 @@ class ModelQueue(Generic[Ticket]):
         return 0
 
     # --- inside -----------------------------------------------------------------------------------------
+
+    def _in_order(self, may_start: Callable[[Ticket], bool] | None) -> Iterator[Ticket]:
+        """Who may start, oldest first. Each has left the queue before the next is asked for."""
+        num_passed = 0  # those at the front who may not start: they stay there
+        while True:
+            for ticket in islice(self._waiting, num_passed, None):
+                if may_start is None or may_start(ticket):
+                    break
+                num_passed += 1
+            else:
+                return
+            yield ticket
+
+    def _in_turns(self, may_start: Callable[[Ticket], bool] | None) -> Iterator[Ticket]:
+        """Who may start, one of each tenant in turn. Grants only take, so who is blocked stays so meanwhile."""
+        blocked: set[str] = set()
+        while True:
+            for tenant, share in self._shares.items():
+                if tenant in blocked:
+                    continue
+                ticket = next((one for one in share.tickets if may_start is None or may_start(one)), None)
+                if ticket is not None:
+                    break
+                blocked.add(tenant)
+            else:
+                return
+            self._shares.move_to_end(tenant)
+            yield ticket
 
     def _add(self, ticket: Ticket, tenant: str, tokens: int) -> None:
         share = self._shares.get(tenant)

@@ -28,8 +28,10 @@ def share_out_by_length(
     if portion > kept:
         _fill(shares, short, remaining, portion - kept, room - kept)
     used = sum(shares)
-    if portion > used:
-        _fill(shares, long, remaining, portion - used, room - used)
+    # Short ends may have taken a little more than their portion; what is kept for the long ones stays theirs.
+    left = max(portion - used, kept)
+    if left > 0:
+        _fill(shares, long, remaining, left, room - used)
     return shares
 
 
