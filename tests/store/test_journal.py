@@ -51,6 +51,37 @@ def rows(path: Path, query: str) -> list[tuple[object, ...]]:
         connection.close()
 
 
+async def test_another_program_that_opens_and_closes_the_file_takes_nothing_away(path: Path) -> None:
+    """As `sqlite3 ledger.db` does: the last one to close a database removes its log, and it must not be that."""
+    look = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM held').fetchall(); c.close()"
+    async with opened(path) as journal:
+        await journal.reserve(reservation())
+        inode = os.stat(f"{path}-wal").st_ino
+        subprocess.run([sys.executable, "-c", look, str(path)], check=True)
+        assert os.stat(f"{path}-wal").st_ino == inode
+        await journal.settle(record())
+        count = "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('SELECT count(*) FROM operations').fetchone()[0])"
+        said = subprocess.run(
+            [sys.executable, "-c", count, str(path)], check=True, capture_output=True, text=True
+        )
+        assert said.stdout.strip() == "1"
+        assert journal.is_healthy
+
+
+async def test_a_log_that_was_removed_is_noticed_and_nothing_more_is_promised(path: Path) -> None:
+    async with opened(path) as journal:
+        await journal.reserve(reservation())
+        os.unlink(f"{path}-wal")
+        with pytest.raises(StoreUnavailable, match="removed"):
+            await journal.settle(record())
+        assert not journal.is_healthy
+        with pytest.raises(StoreUnavailable):
+            journal.reserve(reservation(request_id="req_2"))
+        with pytest.raises(StoreUnavailable):
+            await journal.flush()
+        journal._is_broken = False  # so that it can be closed
+
+
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 async def test_an_operation_is_held_then_final(path: Path, durability: Durability) -> None:
     async with opened(path, durability) as journal:

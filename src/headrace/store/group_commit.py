@@ -65,7 +65,9 @@ class GroupCommit:
         except SetupError:
             os.close(self._lock)
             raise
-        self._log_descriptor = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        self._log_path = f"{path}-wal"
+        self._log_descriptor = os.open(self._log_path, os.O_RDONLY | os.O_CLOEXEC)
+        self._log_inode = os.fstat(self._log_descriptor).st_ino
         self._running_loop: asyncio.AbstractEventLoop | None = None
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ledger")
 
@@ -173,6 +175,11 @@ class GroupCommit:
                 self._try_again(error)
                 return
             self._batch = Batch()
+            if not self._is_log_in_place():
+                _log.critical("ledger_log_removed", hint="another program removed ledger.db-wal: restart")
+                self._failure = "the write-ahead log was removed by another program"
+                self._is_broken = True
+                self._pending_max = 0
         if self._attempts:
             self._attempts = 0
             if self._failure is not None and not self._is_broken:
@@ -180,7 +187,7 @@ class GroupCommit:
                 _log.info("ledger_recovered", entries=entries)
         futures, self._batch_futures = self._batch_futures, []
         if self._is_broken:
-            self._fail(futures, "an earlier fsync failed")
+            self._fail(futures, self._failure or "an earlier fsync failed")
         elif self._is_fsync:
             self._unsynced += futures
             self._sync()
@@ -189,6 +196,14 @@ class GroupCommit:
         self._entries_since_checkpoint += entries
         if self._entries_since_checkpoint >= CHECKPOINT_ENTRIES and not self._is_checkpointing:
             self._checkpoint()
+
+    def _is_log_in_place(self) -> bool:
+        """Whether what was written can be found again: the log that is open is the one with its name."""
+        try:
+            named = os.stat(self._log_path)  # noqa: PTH116 - a Path would cost more than the call
+        except FileNotFoundError:
+            return False
+        return named.st_ino == self._log_inode
 
     def _try_again(self, error: sqlite3.Error) -> None:
         delay = min(RETRY_SECONDS_FIRST * 2**self._attempts, RETRY_SECONDS_MAX)

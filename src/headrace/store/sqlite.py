@@ -27,7 +27,7 @@ def open_database(
     assert synchronous in ("NORMAL", "FULL")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        _create(path)
         connection = sqlite3.connect(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
     except (OSError, sqlite3.Error) as error:
         raise SetupError(f"cannot open {path}: {error}") from error
@@ -45,6 +45,19 @@ def open_database(
         connection.close()
         raise
     return connection
+
+
+def _create(path: Path) -> None:
+    """Make the file, private, if there is none.
+
+    A file that is there must not even be opened and closed: closing any descriptor of a file ends all POSIX
+    locks that this process has on it, those of SQLite's connections as well. Then another program that opens
+    and closes the database takes itself for the last one and removes the write-ahead log under us.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return
 
 
 def open_read_only(path: Path, *, timeout_s: float = 1.0) -> sqlite3.Connection:
