@@ -104,7 +104,7 @@ class FairMachine(RuleBasedStateMachine):
                 self.number,
                 tenant=tenant,
                 tokens=prompt + expected,
-                may_start=may_start,
+                may_start=lambda ticket: may_start,
                 demand=demand,
                 now_us=self.now_us,
             )

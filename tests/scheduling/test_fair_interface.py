@@ -80,7 +80,9 @@ class SideBySide(RuleBasedStateMachine):
     def enter(self, tenant: str, tokens: int, may_start: bool) -> None:
         self.number += 1
         evicted = self.both(
-            lambda queue: queue.enter(self.number, tenant=tenant, tokens=tokens, may_start=may_start)
+            lambda queue: queue.enter(
+                self.number, tenant=tenant, tokens=tokens, may_start=lambda ticket: may_start
+            )
         )
         if isinstance(evicted, list):
             self.waiting[self.number] = (tenant, tokens)

@@ -82,7 +82,7 @@ class FairQueue(QueueState[Ticket]):
         *,
         tenant: str,
         tokens: int,
-        may_start: bool = True,
+        may_start: Callable[[Ticket], bool] | None = None,
         demand: Demand | None = None,
         now_us: int = 0,
     ) -> list[Ticket]:
@@ -90,7 +90,7 @@ class FairQueue(QueueState[Ticket]):
 
         Returns the tickets that had to give up their places for this one. Raises `NoReplica` if nobody
         serves or will serve the model, `QueueFull` if all places are taken. A request that can start
-        at once never finds the queue full.
+        at once (`may_start` says so, and there is a place) never finds the queue full.
         """
         assert ticket not in self._jobs
         if self._replicas.is_hopeless:
@@ -100,7 +100,8 @@ class FairQueue(QueueState[Ticket]):
             demand = self._describe(ticket) if self._describe else _NO_DEMAND
         assert demand.weight > 0
         evicted: list[Ticket] = []
-        if not (may_start and self._has_place(ticket, tokens, demand)):
+        can_start = may_start is None or may_start(ticket)
+        if not (can_start and self._has_place(ticket, tokens, demand)):
             evicted = self._occupancy.make_room(tenant, tokens)
         for other in evicted:
             self.leave(other)
