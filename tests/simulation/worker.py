@@ -6,6 +6,7 @@ the step said leaves when that time has passed.
 
 import asyncio
 import os
+import random
 import signal
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +26,10 @@ from headrace.worker.server import WorkerServer
 from headrace.worker.stats import StepStats
 from tests.simulation.observed import Died, DyingProgressFile, ObservedEngine, ObservedLoop
 from tests.simulation.virtual_loop import Process, VirtualClock
+
+
+PREEMPTIONS_PER_STEP = 0.03
+"""How often a worker is told to put one of its attempts aside for a while."""
 
 
 class SimulatedWorker:
@@ -186,9 +191,16 @@ class SimulatedWorker:
 
     async def _engine_thread(self, loop: ObservedLoop, stats: StepStats) -> int:
         clock = self._clock
+        # Of its own, so that the world's misfortunes stay what they are.
+        rng = random.Random(self.name)
         try:
             while not loop._is_stopping:
                 began_us = clock.monotonic_us()
+                if loop.here and rng.random() < PREEMPTIONS_PER_STEP:
+                    attempt_id = rng.choice(list(loop.here))
+                    self._world.note("preempted", self.name, attempt_id)
+                    loop.preempt(attempt_id)
+                    self._world.loop.call_later(rng.uniform(0, 0.3), loop.resume, attempt_id)
                 loop.step()
                 spent_us, clock.offset_us = clock.offset_us, 0
                 if spent_us:

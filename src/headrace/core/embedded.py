@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from headrace.api import refusals
 from headrace.api.completion import DONE, ChunkEncoder, Usage, completion
@@ -76,6 +76,7 @@ class EmbeddedAnswer:
         self.exact_total: int | None = None
 
     is_recorded = True
+    can_preempt = True
 
     @property
     def heard_us(self) -> int | None:
@@ -133,6 +134,15 @@ class EmbeddedAnswer:
 
     def abort(self) -> None:
         self._replica.link.abort(self._attempt)
+
+    def preempt(self, on_stopped: Callable[[int], None]) -> None:
+        if self._attempt.is_over:
+            return
+        self._attempt.when_preempted(on_stopped)
+        self._replica.link.preempt(self._attempt)
+
+    def resume(self) -> None:
+        self._replica.link.resume(self._attempt)
 
     async def counts(self) -> Counts:
         record = self._attempt.record
