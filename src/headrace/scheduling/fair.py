@@ -68,6 +68,12 @@ class FairQueue(QueueState[Ticket]):
         assert replica is not None
         self._grants.add_replica(replica)
 
+    def set_capacity(self, replica_id: str, capacity: int) -> None:
+        """From now on. What runs beyond a smaller one goes on to its end; nothing is granted there meanwhile."""
+        replica = self._replicas.get(replica_id)
+        if replica is not None:
+            self._replicas.set_capacity(replica, capacity)
+
     def pause(self, replica_id: str, *, is_paused: bool) -> None:
         """A replica said that it is full (or may be asked again): it is granted nothing meanwhile."""
         replica = self._replicas.get(replica_id)
