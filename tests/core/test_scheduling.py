@@ -12,7 +12,7 @@ from headrace.admission.invariants import check
 from headrace.config.scheduling import SchedulingSettings
 from headrace.config.settings import ModelSettings
 from headrace.core.operation import Operation
-from headrace.ledger.closing import COMPLETED, Counts
+from headrace.ledger.closing import CLIENT_CLOSED, COMPLETED, Counts
 from headrace.ledger.records import Reservation
 from tests.core.test_core import SilentReplica, World
 
@@ -180,4 +180,96 @@ async def test_a_waiting_requests_limits_are_asked_anew_for_each_caller(hall: Ha
     waiting += [hall.ask("free") for _ in range(2)]
     assert all(one.entry.phase is Phase.GRANTED for one in waiting)
     for one in waiting:
+        await hall.core.settle(one, COMPLETED, Counts(source="engine"))
+
+
+async def test_a_flooding_tenants_newest_request_makes_place_and_goes_on_where_it_was(hall: Hall) -> None:
+    hall.tenant("flood")
+    hall.tenant("few")
+    model = hall.core.models["m"]
+    hall.core.remove_replica("m", "silent", successor_id="later")
+    hall.core.add_replica("m", hall.replica, capacity=2)
+    hall.core.reschedule(model, SchedulingSettings(preemption=True))
+    running = [hall.ask("flood", answer=200) for _ in range(2)]
+    waiting = hall.ask("flood", answer=200)
+    for one in running:
+        await one.granted()
+        one.start(None)  # type: ignore[arg-type]
+    short = hall.ask("few", answer=1)
+    older, newest = hall.replica.answers
+    assert (older.stopped, newest.stopped is not None, short.entry.phase) == (None, True, Phase.WAITING)
+    assert newest.stopped is not None
+    newest.stopped(7)
+    assert (short.entry.phase, running[1].entry.phase) == (Phase.GRANTED, Phase.WAITING)
+    check(hall.core.controller, hall.clock.monotonic_us())
+    await hall.core.settle(short, COMPLETED, Counts(source="engine", prompt_tokens=10, completion_tokens=1))
+    assert (running[1].entry.phase, newest.num_resumed) == (Phase.GRANTED, 1), "before the rest of its tenant"
+    assert waiting.entry.phase is Phase.WAITING
+    await hall.serve([running[0]])
+    await hall.serve([running[1]])
+    await hall.serve([waiting])
+
+
+async def test_a_request_that_ends_while_it_is_to_be_stopped_makes_place_all_the_same(hall: Hall) -> None:
+    hall.tenant("flood")
+    hall.tenant("few")
+    model = hall.core.models["m"]
+    hall.core.remove_replica("m", "silent", successor_id="later")
+    hall.core.add_replica("m", hall.replica, capacity=2)
+    hall.core.reschedule(model, SchedulingSettings(preemption=True))
+    running = [hall.ask("flood", answer=200) for _ in range(2)]
+    for one in running:
+        await one.granted()
+        one.start(None)  # type: ignore[arg-type]
+    short = hall.ask("few", answer=1)
+    stopped = hall.replica.answers[1].stopped
+    assert stopped is not None
+    await hall.core.settle(running[1], COMPLETED, Counts(source="engine", completion_tokens=3))
+    assert short.entry.phase is Phase.GRANTED
+    late = hall.ask("few", answer=1)
+    stopped(3)  # nobody is stopped twice, and nobody in its place
+    assert (running[0].entry.phase, late.entry.phase) == (Phase.GRANTED, Phase.WAITING)
+    for one in (running[0], short, late):
+        await hall.core.settle(one, COMPLETED, Counts(source="engine"))
+
+
+async def test_a_stopped_request_that_loses_its_place_is_told(hall: Hall) -> None:
+    hall.tenant("flood")
+    hall.tenant("few")
+    model = hall.core.models["m"]
+    hall.core.remove_replica("m", "silent", successor_id="later")
+    hall.core.add_replica("m", hall.replica, capacity=2)
+    hall.core.reschedule(model, SchedulingSettings(preemption=True))
+    running = [hall.ask("flood", answer=200) for _ in range(2)]
+    for one in running:
+        await one.granted()
+        one.start(None)  # type: ignore[arg-type]
+    short = hall.ask("few", answer=1)
+    stopped = hall.replica.answers[1].stopped
+    assert stopped is not None
+    stopped(7)
+    # Its client leaves while it waits: what it holds is given back, its place in the queue too.
+    await hall.core.settle(running[1], CLIENT_CLOSED, Counts(source="engine", completion_tokens=7))
+    check(hall.core.controller, hall.clock.monotonic_us())
+    assert model.queue.num_waiting == 0
+    for one in (running[0], short):
+        await hall.core.settle(one, COMPLETED, Counts(source="engine"))
+
+
+async def test_what_grows_longer_than_expected_is_charged_while_it_grows(hall: Hall) -> None:
+    hall.tenant("liar")
+    hall.tenant("honest")
+    for _ in range(8):
+        await hall.serve([hall.ask("liar", answer=200)], answer=1)
+    running = hall.ask("liar", answer=200)
+    await running.granted()
+    answer = running.start(None)  # type: ignore[arg-type]
+    waiting = [hall.ask("liar"), hall.ask("honest")]
+    counter = hall.core.models["m"].queue.counters.get("liar")
+    assert counter is not None
+    before = counter.value
+    answer.tokens_generated = 150  # type: ignore[misc]
+    hall.core.note_progress(is_full_round=True)
+    assert counter.value >= before + 2 * 140
+    for one in (running, *reversed(waiting)):
         await hall.core.settle(one, COMPLETED, Counts(source="engine"))

@@ -280,6 +280,13 @@ class Core:
         """The operation's task is done with it; what remains is the record."""
         self._watch.closing(operation)
 
+    def note_progress(self, *, is_full_round: bool) -> None:
+        """Called by the watch: now and then about all that runs, always where the queue waits for a first token or
+        somebody may have to give up a place.
+        """
+        if is_full_round or any(model.is_pressing for model in self.models.values()):
+            self._dispatcher.note_progress()
+
     def usage(self, request_id: str, tenant_id: str) -> OperationRecord | Reservation | None:
         """A tenant's operation: its final record, or its reservation while it is open."""
         return self.journal.get(request_id, tenant_id) or self.journal.get_open(request_id, tenant_id)

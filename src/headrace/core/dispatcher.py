@@ -82,6 +82,16 @@ class Dispatcher:
         if self._stopping.get(model_id) is operation:
             del self._stopping[model_id]
 
+    def note_progress(self) -> None:
+        """Tell the queues how far what runs has come: what writes more than was expected is charged for it now, and
+        a long prompt that has been read in makes room for the next one.
+        """
+        for operation in self._operations.values():
+            answer = operation.answer
+            if answer is not None and operation.entry.phase is Phase.GRANTED and answer.tokens_generated:
+                operation.model.queue.progress(operation.entry, answer.tokens_generated)
+        self.dispatch_all()
+
     def _resume(self, model: ServedModel, replica_id: str) -> None:
         model.queue.pause(replica_id, is_paused=False)
         self.dispatch(model)

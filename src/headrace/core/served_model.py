@@ -69,6 +69,14 @@ class ServedModel:
         """Whether there are replicas where a request may not run."""
         return entry.home is not None or bool(self._set_aside)
 
+    @property
+    def is_pressing(self) -> bool:
+        """Whether its queue wants to know at once how far what runs has come."""
+        scheduling = self.scheduling
+        return self.queue.num_waiting > 0 and (
+            scheduling.preemption or scheduling.long_prompt_tokens is not None
+        )
+
     def _is_apart(self, entry: Entry) -> bool:
         """Whether its tenant has replicas of its own, ready ones: while it has none it runs where all do."""
         return entry.is_dedicated and entry.tenant_id in self._owners.values()

@@ -225,6 +225,8 @@ class UpstreamAnswer:
     def tokens_told(self) -> int:
         return self._num_chunks
 
+    tokens_generated = tokens_told
+
     def abort(self) -> None:
         if self._response is not None:
             self._response.close()
