@@ -88,6 +88,11 @@ class Answer(Protocol):
         ...
 
     @property
+    def tokens_generated(self) -> int:
+        """Tokens of the answer that are known to be there; 0 until the first, and where nobody says."""
+        ...
+
+    @property
     def is_recorded(self) -> bool:
         """Whether the replica keeps a record of the attempt until it is acknowledged."""
         ...

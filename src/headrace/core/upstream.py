@@ -225,6 +225,8 @@ class UpstreamAnswer:
     def tokens_told(self) -> int:
         return self._num_chunks
 
+    tokens_generated = tokens_told
+
     def abort(self) -> None:
         if self._response is not None:
             self._response.close()
@@ -306,7 +308,7 @@ def upstream_body(
         content["model"] = model
     if content.get("max_new_tokens") is not None:
         content.setdefault("max_tokens", content["max_new_tokens"])
-    for name in ("max_new_tokens", "session_id", "conversation_id"):
+    for name in ("max_new_tokens", "session_id", "conversation_id", "latency_sla", "priority"):
         content.pop(name, None)
     for message in content.get("messages", ()):
         message.pop("cache_control", None)
