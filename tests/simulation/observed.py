@@ -97,6 +97,10 @@ class ObservedLoop(EngineLoop):
         super().abort(attempt_id)
         self.on_work()
 
+    def drain(self) -> None:
+        super().drain()
+        self.on_work()
+
     def stop(self) -> None:
         super().stop()
         self.on_work()

@@ -5,6 +5,7 @@ the step said leaves when that time has passed.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 from functools import lru_cache
@@ -18,6 +19,7 @@ from headrace.engine.stub import StubVocabulary
 from headrace.errors import EngineFault
 from headrace.runtime.child import Child
 from headrace.scheduling.steps import StepLimits
+from headrace.worker.gate import gate_for
 from headrace.worker.loop import LoopNews
 from headrace.worker.process import ENGINE_STOP_SECONDS_MAX, Failed, Ready, WorkerOrders
 from headrace.worker.prompt import PromptBuilder
@@ -149,6 +151,7 @@ class SimulatedWorker:
             progress=progress,
             on_news=self._on_news,
             stats=stats,
+            gate=gate_for(orders.engine, stats),
         )
         loop.truth = self._world.truth
         loop.here = {}
@@ -196,9 +199,11 @@ class SimulatedWorker:
                     stats.step_began(began_us)  # for the heartbeat: it is still under way
                     await asyncio.sleep(spent_us / 1e6)
                     stats.step_began(0)
-                if not (loop.num_running or loop.num_waiting or loop._is_stopping):
+                idle_s = loop.idle_s()
+                if idle_s != 0:
                     self._is_work_waiting.clear()
-                    await self._is_work_waiting.wait()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._is_work_waiting.wait(), idle_s)
                 elif not spent_us:
                     await asyncio.sleep(0)
             loop.run()  # it is stopping: ends what is still here

@@ -117,6 +117,8 @@ class WorkerServer:
     def drain(self) -> None:
         """Reject what comes from now on; `drained` is set once nothing runs."""
         self._is_draining = True
+        if self._loop is not None:
+            self._loop.drain()
         self._check_drained()
 
     def publish(self, news: LoopNews) -> None:
@@ -228,6 +230,7 @@ class WorkerServer:
             arrived_us=arrived_us,
             order=submit.cache if self._is_caching else CacheOrder(mode="off"),
             cacheable=outcome.cacheable,
+            batch_wait_ms=submit.batch_wait_ms,
         )
         connection = self._connections.get(number)
         if connection is not None:
