@@ -89,7 +89,7 @@ class StaticBatcher:
             batch.reason = "does_not_fit"
             batch = self._open()
         batch.members.append(member)
-        if len(batch.members) >= self._limits.size_max or not self._fits(batch, 1, 1):
+        if not self._fits(batch, 1, 1):
             batch.reason = "full"  # not even the smallest request could join
 
     def remove(self, key: str) -> bool:
