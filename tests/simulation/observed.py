@@ -105,6 +105,10 @@ class ObservedLoop(EngineLoop):
         super().resume(attempt_id)
         self.on_work()
 
+    def drain(self) -> None:
+        super().drain()
+        self.on_work()
+
     def stop(self) -> None:
         super().stop()
         self.on_work()

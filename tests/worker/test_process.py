@@ -158,6 +158,23 @@ async def test_a_draining_worker_finishes_and_takes_nothing_new(worker: Child, t
     assert await worker.wait() == 0
 
 
+async def test_a_draining_worker_waits_for_no_company(tmp_path: Path) -> None:
+    settings = orders(tmp_path, batching="static", batch_wait_ms=60_000.0)
+    child = await Child.start("worker", msgspec.json.encode(settings))
+    assert isinstance(msgspec.json.decode(await child.answer(), type=Ready | Failed), Ready)
+    link, _ = await WorkerLink.connect(tmp_path / "s", SystemClock())
+    collected = link.submit(submission("collected"))
+    assert isinstance((await collected.take())[0], Accepted)
+    urgent = link.submit(msgspec.structs.replace(submission("urgent"), batch_wait_ms=0.0))
+    assert (await events_of(urgent))[-1].completion_tokens == 5, "its own window flushes the batch"
+    assert (await events_of(collected))[-1].completion_tokens == 5
+    late = link.submit(submission("late"))
+    assert isinstance((await late.take())[0], Accepted)
+    child.terminate()
+    assert (await events_of(late))[-1].completion_tokens == 5
+    assert await child.wait() == 0
+
+
 async def test_what_cannot_start_says_so_and_that_it_is_final(tmp_path: Path) -> None:
     broken = msgspec.structs.replace(orders(tmp_path, stub=None), model_path=str(tmp_path / "missing.gguf"))
     child = await Child.start("worker", msgspec.json.encode(broken))

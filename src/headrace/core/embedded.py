@@ -24,6 +24,7 @@ class EmbeddedReplica:
         self.worker_id = worker_id
         self.link = link
         self.engine = hello.engine
+        self.can_preempt = hello.can_preempt
 
     @property
     def context_tokens(self) -> int | None:
@@ -77,7 +78,10 @@ class EmbeddedAnswer:
         self.exact_total: int | None = None
 
     is_recorded = True
-    can_preempt = True
+
+    @property
+    def can_preempt(self) -> bool:
+        return self._replica.can_preempt
 
     @property
     def heard_us(self) -> int | None:

@@ -18,8 +18,10 @@ from headrace.engine.protocol import Engine, Forward, Span
 from headrace.errors import EngineFault
 from headrace.request.controls import Controls
 from headrace.scheduling.steps import PrefillPace, StepLimits, share_out, share_out_chunks
+from headrace.worker.gate import ContinuousGate, Gate
 from headrace.worker.messages import (
     AttemptRecord,
+    Drain,
     EndSession,
     FinishReason,
     Piece,
@@ -59,9 +61,11 @@ class EngineLoop:
         stats: StepStats,
         slots: EngineSlots | None = None,
         chunk_tokens: int | None = None,
-        batch_wait_ms: float = 0.0,
+        gate: Gate | None = None,
     ) -> None:
-        """`chunk_tokens`: read prompts in by multiples of so many tokens (reproducible mode)."""
+        """`chunk_tokens`: read prompts in by multiples of so many tokens (reproducible mode).
+        `gate`: who gets a slot when; left out, everybody at once.
+        """
         self._engine = engine
         self._info = engine.info
         self._vocabulary = engine.vocabulary
@@ -73,11 +77,9 @@ class EngineLoop:
         self._pace = PrefillPace(limits)
         self._configured = limits
         self._running_max = self._info.sequences
-        self._batch_wait_s = batch_wait_ms / 1000
-        self._configured_wait_s = self._batch_wait_s
-        self._inbox: deque[Sequence | str | Preempt | Resume | EndSession | Controls] = deque()
+        self._gate: Gate = gate or ContinuousGate()
+        self._inbox: deque[Sequence | str | Preempt | Resume | EndSession | Controls | Drain] = deque()
         self._wake = threading.Event()
-        self._stopped = threading.Event()
         self._is_stopping = False
         self._waiting: deque[Sequence] = deque()
         self._prefilling: list[Sequence] = []
@@ -123,11 +125,19 @@ class EngineLoop:
         self._inbox.append(controls)
         self._wake.set()
 
+    def drain(self) -> None:
+        """Nobody comes any more: who waits for company starts."""
+        self._inbox.append(Drain())
+        self._wake.set()
+
     def stop(self) -> None:
         """End `run` after the step at hand; what still runs is aborted."""
         self._is_stopping = True
-        self._stopped.set()
         self._wake.set()
+
+    @property
+    def can_preempt(self) -> bool:
+        return self._gate.can_preempt
 
     @property
     def num_running(self) -> int:
@@ -147,15 +157,23 @@ class EngineLoop:
         """Step until stopped. Raises `EngineFault` when the engine fails again and again."""
         while not self._is_stopping:
             self.step()
-            if not (self._inbox or self._waiting or self._prefilling or self._decoding):
-                self._wake.wait()
+            idle_s = self.idle_s()
+            if idle_s != 0:
+                self._wake.wait(idle_s)
                 self._wake.clear()
-                if self._batch_wait_s:
-                    self._stopped.wait(self._batch_wait_s)
         for sequence in [*self._waiting, *self._prefilling, *self._decoding, *self._suspended.values()]:
             self._finish(sequence, "aborted", error="the worker is stopping")
         self._tell()
         self._slots.park_all()
+
+    def idle_s(self) -> float | None:
+        """How long there is nothing to do if no command comes: 0 when there is work, None for ever."""
+        if self._is_stopping or self._inbox or self._prefilling or self._decoding:
+            return 0.0
+        opens_us = self._gate.opens_us()
+        if opens_us is None:
+            return 0.0 if self._waiting else None
+        return max(0, opens_us - self._clock.monotonic_us()) / 1e6
 
     def step(self) -> None:
         """One round: commands, newcomers, every running sequence's next token, a portion of prefill."""
@@ -195,6 +213,7 @@ class EngineLoop:
             command = inbox.popleft()
             if isinstance(command, Sequence):
                 self._waiting.append(command)
+                self._gate.arrived(command)
             elif isinstance(command, EndSession):
                 self._slots.end_session(command.session)
             elif isinstance(command, Controls):
@@ -203,6 +222,8 @@ class EngineLoop:
                 self._preempt(command.attempt_id)
             elif isinstance(command, Resume):
                 self._resume(command.attempt_id)
+            elif isinstance(command, Drain):
+                self._gate.hurry()
             else:
                 self._abort(command)
 
@@ -219,8 +240,7 @@ class EngineLoop:
                 idle_step_ms=max(target_ms, controls.idle_step_ms or configured.idle_step_ms),
             )
         )
-        wait_ms = controls.batch_wait_ms
-        self._batch_wait_s = self._configured_wait_s if wait_ms is None else wait_ms / 1000
+        self._gate.adjust(wait_ms=controls.batch_wait_ms, tokens_max=tokens, size_max=self._running_max)
 
     def _abort(self, attempt_id: str) -> None:
         one = self._suspended.pop(attempt_id, None) or self._take_out(attempt_id)
@@ -258,12 +278,14 @@ class EngineLoop:
         self._stats.preempted(reason)
 
     def _admit(self) -> None:
-        """Slots for newcomers, first come first served; one that waits for a prefix that another is computing
-        keeps its claim to a slot.
+        """Slots for newcomers whom the gate lets in, first come first served; one that waits for a prefix that another
+        is computing keeps its claim to a slot.
         """
+        self._gate.turn(self._clock.monotonic_us())
         held_back: list[Sequence] = []
         while (
             self._waiting
+            and self._gate.lets_in(self._waiting[0])
             and self._slots.has_room(len(held_back))
             and self.num_running + len(held_back) < self._running_max
         ):
@@ -394,6 +416,7 @@ class EngineLoop:
         )
         if one.slot >= 0:
             self._slots.close(one, is_sound=reason != "error")
+        self._gate.left(one)
         self._progress.finished(record)
         self._stats.finished(record)
         self._news.records.append((one.connection_id, record))

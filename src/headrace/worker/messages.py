@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.caching.slots import KEPT_IN_FULL, CacheOrder
 from headrace.engine.protocol import EngineInfo
-from headrace.request.controls import Controls
+from headrace.request.controls import Controls, Wait
 from headrace.request.messages import Message
 from headrace.request.sampling import Sampling
 
@@ -36,6 +36,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stop: list[str]
     cache: CacheOrder = KEPT_IN_FULL
     """What of it may be kept, and who may find it."""
+    batch_wait_ms: Wait | None = None
+    """How long it may wait for company; None: as the model's settings and controls have it."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -161,6 +163,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     engine: EngineInfo
     load_us: int
     warm_up_us: int
+    can_preempt: bool
+    """Whether it takes `Preempt`: a static batch runs to its end."""
     unacknowledged: list[AttemptRecord]
 
 

@@ -17,6 +17,7 @@ class Sequence:
         "_suspended_us",
         "arrived_us",
         "attempt_id",
+        "batch_wait_ms",
         "cacheable",
         "cached",
         "computed",
@@ -54,6 +55,7 @@ class Sequence:
         arrived_us: int,
         order: CacheOrder = KEPT_IN_FULL,
         cacheable: int = 0,
+        batch_wait_ms: float | None = None,
     ) -> None:
         assert prompt and max_tokens >= 1
         self.attempt_id = attempt_id
@@ -68,6 +70,8 @@ class Sequence:
         self.order = order
         self.cacheable = cacheable
         """So many of the prompt's first tokens the client has marked as worth keeping."""
+        self.batch_wait_ms = batch_wait_ms
+        """How long it waits for company; None leaves it to the loop."""
         self.cached = 0
         """So many of them were there before this attempt."""
         self.computed = 0

@@ -118,6 +118,8 @@ class WorkerServer:
     def drain(self) -> None:
         """Reject what comes from now on; `drained` is set once nothing runs."""
         self._is_draining = True
+        if self._loop is not None:
+            self._loop.drain()
         self._check_drained()
 
     def publish(self, news: LoopNews) -> None:
@@ -142,6 +144,7 @@ class WorkerServer:
         number = self._next_connection
         self._next_connection += 1
         self._connections[number] = connection
+        assert self._loop is not None
         connection.send(
             Hello(
                 protocol_version=PROTOCOL_VERSION,
@@ -150,6 +153,7 @@ class WorkerServer:
                 engine=self._info,
                 load_us=self._load_us,
                 warm_up_us=self._warm_up_us,
+                can_preempt=self._loop.can_preempt,
                 unacknowledged=self._progress.unacknowledged(),
             )
         )
@@ -229,6 +233,7 @@ class WorkerServer:
             arrived_us=arrived_us,
             order=submit.cache if self._is_caching else CacheOrder(mode="off"),
             cacheable=outcome.cacheable,
+            batch_wait_ms=submit.batch_wait_ms,
         )
         connection = self._connections.get(number)
         if connection is not None:

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from headrace.scheduling.static_batch import FlushReason
 from headrace.worker.messages import AttemptRecord
 
 PreemptionReason = Literal["queue", "memory"]
@@ -85,6 +86,15 @@ class StepStats:
         )
         for reason in ("stop", "length", "aborted", "error"):
             self._attempts.labels(reason)
+        self._batches_flushed = Counter(
+            "headrace_worker_batches_flushed",
+            "Static batches that began to run, by what closed them: nobody more could join, the next request did not fit, "
+            "the wait window ended.",
+            ["reason"],
+            registry=registry,
+        )
+        for flush_reason in get_args(FlushReason):
+            self._batches_flushed.labels(flush_reason)
         self._placements = Counter(
             "headrace_worker_placements",
             "Sequences given a slot, by what they took over: nothing, a slot's tokens in place, a copy, a parked state.",
@@ -198,6 +208,10 @@ class StepStats:
             self._sessions_seen += 1
             self._sessions_hit += is_session
             self._session_rate.set(self._sessions_hit / self._sessions_seen)
+
+    def flushed(self, reason: FlushReason) -> None:
+        """A static batch begins to run."""
+        self._batches_flushed.labels(reason).inc()
 
     def evicted(self, reason: str) -> None:
         """Kept tokens were let go. Those that a sequence took over in place are not lost, so not counted."""
