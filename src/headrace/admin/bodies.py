@@ -44,6 +44,8 @@ class _TenantBody(_Body):
     """Requests may ask for a priority up to this; a higher one is lowered to it. null is 0."""
     isolation: Isolation | None = None
     """`weighted`: a queue of its own; `shared`: one together with all of that mode; `dedicated`: workers of its own."""
+    allow_degrade: bool | None = None
+    """A request that would be refused may be served with less: a shorter answer, or a cheaper model."""
     limits: LimitValues = {}
     departments: dict[str, LimitValues | None] = {}
     """Each with its limits; `{}` is a department without any."""

@@ -15,6 +15,7 @@ import msgspec
 
 from headrace.admission.accounts import Accounts
 from headrace.admission.entry import Entry, IllegalTransition, Phase
+from headrace.admission.size import Size, shortened, size_of
 from headrace.limits import book
 from headrace.limits.book import Account, Ask, Excess
 from headrace.scheduling.fair import FairQueue
@@ -42,19 +43,6 @@ class NeedsTrim(Exception):
     def __init__(self, entries: list[Entry]) -> None:
         super().__init__(f"{len(entries)} hold a bound")
         self.entries = entries
-
-
-class Size(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How large a request may become, in tokens."""
-
-    maximum: int
-    """Most tokens of the answer: what the client asked for, or what stands in for it."""
-    total: int
-    """Prompt and answer: what is held."""
-    is_clamped: bool
-    """The client set no maximum and a limit made it smaller than the default."""
-    is_limited: bool
-    """Some level limits tokens, so the maximum has to be kept."""
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False):
@@ -87,6 +75,8 @@ class Applicant(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Whether a replica of the model can count a prompt."""
     is_final: bool = False
     """Do not ask for the counts of others any more."""
+    may_be_shortened: bool = False
+    """Rather a shorter answer than a refusal."""
     demand: Demand | None = None
     """What the queue decides by."""
     is_dedicated: bool = False
@@ -159,14 +149,7 @@ class AdmissionController:
         if request_id in self.entries:
             raise IllegalTransition(f"{request_id} is accepted a second time")
         accounts = applicant.accounts
-        size = _size(applicant, book.tightest_room(accounts, now_us))
-        ask = Ask(
-            prompt_tokens=applicant.prompt_tokens, total_tokens=size.total, is_stream=applicant.is_stream
-        )
-        excess = book.decide(accounts, ask, now_us)
-        if excess is not None:
-            self._ask_for_counts(applicant, excess)
-            raise LimitReached(excess)
+        size, ask = self._fit(applicant, now_us)
         demand = applicant.demand
         entry = Entry(
             request_id=request_id,
@@ -306,6 +289,30 @@ class AdmissionController:
         entry.move(Phase.CLOSED)
         del self.expired[entry.request_id]
 
+    def _fit(self, applicant: Applicant, now_us: int) -> tuple[Size, Ask]:
+        """How large the request may become, so that no limit stands against it."""
+        accounts = applicant.accounts
+        room = book.tightest_room(accounts, now_us)
+        size = size_of(
+            prompt_tokens=applicant.prompt_tokens,
+            max_tokens=applicant.max_tokens,
+            default_max_tokens=applicant.default_max_tokens,
+            context_tokens=applicant.context_tokens,
+            room=room,
+        )
+        ask = _ask(applicant, size)
+        excess = book.decide(accounts, ask, now_us)
+        if excess is None:
+            return size, ask
+        self._ask_for_counts(applicant, excess)
+        if excess.limit_type in TOKEN_LIMITS and room is not None and applicant.may_be_shortened:
+            shorter = shortened(size, prompt_tokens=applicant.prompt_tokens, room=room)
+            if shorter is not None:
+                ask = _ask(applicant, shorter)
+                if book.decide(accounts, ask, now_us) is None:
+                    return shorter, ask
+        raise LimitReached(excess)
+
     def _ask_for_counts(self, applicant: Applicant, excess: Excess) -> None:
         """A bound must not refuse what the exact counts would let pass: neither its own nor others'."""
         if excess.limit_type not in TOKEN_LIMITS:
@@ -343,25 +350,9 @@ class AdmissionController:
             book.release(entry.accounts, is_stream=entry.is_stream)
 
 
+def _ask(applicant: Applicant, size: Size) -> Ask:
+    return Ask(prompt_tokens=applicant.prompt_tokens, total_tokens=size.total, is_stream=applicant.is_stream)
+
+
 def _may_start(entry: Entry) -> bool:
     return book.may_start(entry.accounts, is_stream=entry.is_stream)
-
-
-def _size(applicant: Applicant, room: int | None) -> Size:
-    """What to hold, and the maximum that makes it enough."""
-    context = applicant.context_tokens
-    prompt = applicant.prompt_tokens
-    maximum = applicant.default_max_tokens if applicant.max_tokens is None else applicant.max_tokens
-    if context is not None:
-        maximum = min(maximum, context)
-    is_clamped = False
-    if applicant.max_tokens is None and room is not None and prompt + maximum > room > prompt:
-        is_clamped = True
-        maximum = room - prompt
-    total = prompt + maximum
-    return Size(
-        maximum=maximum,
-        total=total if context is None else min(total, context),
-        is_clamped=is_clamped,
-        is_limited=room is not None,
-    )

@@ -70,9 +70,12 @@ class Sharing(
     """`weighted`: a queue of its own, by weight. `shared`: one queue together with all tenants of that mode, first in,
     first out among them, with the weight of one. `dedicated`: runs on the workers set aside for it, where a model has such;
     elsewhere as `weighted`."""
+    allow_degrade: bool = False
+    """A request that would be refused may be served with less: a shorter answer, or the model's `degrade_to`. The reply
+    says so, and a request can forbid it."""
 
 
-SharingValues = dict[str, float | str | None]
+SharingValues = dict[str, float | str | bool | None]
 """What to change of `Sharing`, by name; None goes back to the default, what is not named stays."""
 
 EVEN: Final = Sharing()

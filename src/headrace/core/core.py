@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from headrace.admission.controller import AdmissionController, Applicant, LimitReached
+from headrace.admission.controller import AdmissionController, Admitted, Applicant, LimitReached
 from headrace.admission.entry import Entry, Phase
 from headrace.api import refusals
 from headrace.clock import Clock
@@ -144,6 +144,7 @@ class Core:
         priority: int = 0,
         is_exact: bool,
         is_final: bool = False,
+        may_degrade: bool = False,
     ) -> Operation:
         """Check every limit, hold the tokens, take a place in the queue and journal the reservation, or
         refuse: one decision, all or nothing.
@@ -152,6 +153,7 @@ class Core:
         the bound stands in the way, `NeedsCount` asks for the exact count; where only the bounds of others do,
         `NeedsTrim` asks for `count_held`, unless `is_final`. The operation is an async context manager:
         entering it waits for the journal, leaving it for any reason settles it.
+        `may_degrade`: rather a shorter answer than a refusal, and the caller records a refusal itself.
         Raises `Refusal` (404, 429, 503); refusals of a known model are recorded.
         """
         model = self.models.get(reservation.model)
@@ -162,16 +164,13 @@ class Core:
         if not self.journal.is_healthy:
             raise refusals.store_unavailable()
         now_us = self.clock.monotonic_us()
-        applicant = self._applicant(model, reservation, max_tokens, priority, is_exact, is_final)
+        applicant = self._applicant(model, reservation, max_tokens, priority, is_exact, is_final, may_degrade)
         try:
-            admitted = self.controller.accept(applicant, now_us)
-        except LimitReached as reached:
-            raise self._turn_away(reservation, self.accounts.refusal(reached.excess)) from None
-        except QueueFull as full:
-            raise self._turn_away(reservation, _queue_full(full)) from None
-        except NoReplica:
-            refusal = refusals.no_worker(model.model_id, retry_after_s=5)
-            raise self._turn_away(reservation, refusal) from None
+            admitted = self._admit(model, applicant, now_us)
+        except Refusal as refusal:
+            if not may_degrade:
+                self.turn_away(reservation, refusal)
+            raise
         entry, size = admitted.entry, admitted.size
         reservation = msgspec.structs.replace(reservation, reserved_tokens=size.total)
         operation = Operation(self, model, reservation, messages, entry, size, now_us)
@@ -187,6 +186,10 @@ class Core:
         self._watch.accepted(operation)
         self._dispatcher.dispatch(model)
         return operation
+
+    def turn_away(self, reservation: Reservation, refusal: Refusal) -> None:
+        """Record a refusal without waiting for the journal."""
+        self._refusals.record(reservation, refusal)
 
     async def count_prompt(self, model_id: str, messages: list[Message]) -> int | None:
         """The exact tokens of a prompt, by a ready replica; None if none can say."""
@@ -348,6 +351,7 @@ class Core:
         priority: int,
         is_exact: bool,
         is_final: bool,
+        may_be_shortened: bool,
     ) -> Applicant:
         accounts = self.accounts.of(
             tenant_id=reservation.tenant_id,
@@ -378,14 +382,20 @@ class Core:
             is_exact=is_exact,
             can_be_counted=model.can_count,
             is_final=is_final,
+            may_be_shortened=may_be_shortened,
             demand=demand,
             is_dedicated=sharing.isolation == "dedicated",
         )
 
-    def _turn_away(self, reservation: Reservation, refusal: Refusal) -> Refusal:
-        """Record a refusal without waiting for the journal."""
-        self._refusals.record(reservation, refusal)
-        return refusal
+    def _admit(self, model: ServedModel, applicant: Applicant, now_us: int) -> Admitted:
+        try:
+            return self.controller.accept(applicant, now_us)
+        except LimitReached as reached:
+            raise self.accounts.refusal(reached.excess) from None
+        except QueueFull as full:
+            raise _queue_full(full) from None
+        except NoReplica:
+            raise refusals.no_worker(model.model_id, retry_after_s=5) from None
 
     def _close(self, operation: Operation, ending: Ending, counts: Counts) -> OperationRecord:
         return close(

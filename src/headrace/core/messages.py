@@ -33,6 +33,7 @@ class TenantView(msgspec.Struct, frozen=True, kw_only=True):
     service_class: ServiceClass = "interactive"
     priority_max: int = 0
     isolation: Isolation = "weighted"
+    allow_degrade: bool = False
     limits: Limits = UNLIMITED
     departments: dict[str, Limits] = {}
     user_limits: Limits = UNLIMITED

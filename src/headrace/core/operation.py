@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from headrace import bounds
-from headrace.admission.controller import Size
 from headrace.admission.entry import Entry, Phase
+from headrace.admission.size import Size
 from headrace.api import refusals
 from headrace.core.replica import Answer, Replica, ReplicaBusy, Task
 from headrace.errors import Refusal

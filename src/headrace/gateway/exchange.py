@@ -31,6 +31,7 @@ EXPOSED: Final = (
     "RateLimit",
     "RateLimit-Policy",
     "X-Max-Tokens",
+    "X-Model",
     "Retry-After",
     "x-should-retry",
 )
