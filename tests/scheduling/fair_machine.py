@@ -116,6 +116,12 @@ class FairMachine(RuleBasedStateMachine):
         self.waiting[self.number] = Known(tenant, demand, prompt + expected)
         self.check_lift(tenant, before, self.active() if evicted else before)
 
+    @rule(tenant=st.sampled_from(TENANTS), prompt=st.sampled_from([1, 30, 100]), is_batch=st.booleans())
+    def enter_and_dispatch(self, tenant: str, prompt: int, is_batch: bool) -> None:
+        """Nobody looks in between, as in a server."""
+        self.enter(tenant, prompt, 5, 0, is_batch, 0, is_gated=True, may_start=True)
+        self.dispatch("", 99)
+
     def active(self) -> set[str]:
         return {known.tenant for known in self.waiting.values()}
 

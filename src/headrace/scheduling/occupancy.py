@@ -80,6 +80,14 @@ class Occupancy(Generic[Ticket]):
             self._largest.discard(tenant)
             self._changed.discard(tenant)
 
+    def has_room(self, tenant: str, tokens: int) -> bool:
+        """Whether one more can wait without anybody's giving way."""
+        bounds = self._bounds
+        if self.length >= bounds.length or self.tokens + tokens > bounds.tokens:
+            return False
+        length, waiting = self.of(tenant)
+        return length < bounds.tenant_length and waiting + tokens <= bounds.tenant_tokens
+
     def make_room(self, tenant: str, tokens: int) -> list[Ticket]:
         """The tickets that have to go so that this one has room. Raises `QueueFull`; changes nothing."""
         self._check_tenant(tenant, tokens)

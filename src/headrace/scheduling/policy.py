@@ -80,6 +80,11 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True):
     idle_tenants_max: int = 10_000
     """Tenants without requests that are remembered for what they had beyond their share."""
 
+    @property
+    def closes_lanes(self) -> bool:
+        """Whether there is anything that some requests may not take while a place is free."""
+        return self.name != "fifo" and (self.interactive_reserve > 0 or self.long_prompt_tokens is not None)
+
     def __post_init__(self) -> None:
         assert self.name in POLICIES
         assert 0 <= self.batch_floor < 1

@@ -41,8 +41,11 @@ class QueueState(Generic[Ticket]):
         self._order = 0
         self._jobs: dict[Ticket, Job[Ticket]] = {}
         """Waiting and granted."""
-        self._room: WaitingRoom[Ticket] = WaitingRoom(policy)
-        self._occupancy: Occupancy[Ticket] = Occupancy(bounds)
+        self._newcomer: Job[Ticket] | None = None
+        """The only one that waits, before it is in the next two: nearly always it is granted a place at once, and need
+        not be put in there and taken out again."""
+        self._waiting_room: WaitingRoom[Ticket] = WaitingRoom(policy)
+        self._occupied: Occupancy[Ticket] = Occupancy(bounds)
         self._counters = TenantCounters(idle_max=policy.idle_tenants_max)
         self._grants: Grants[Ticket] = Grants(policy.long_prompt_tokens)
 
@@ -57,11 +60,11 @@ class QueueState(Generic[Ticket]):
 
     @property
     def num_waiting(self) -> int:
-        return self._occupancy.length
+        return self._occupied.length if self._newcomer is None else 1
 
     @property
     def waiting_tokens(self) -> int:
-        return self._occupancy.tokens
+        return self._occupied.tokens if self._newcomer is None else self._newcomer.tokens
 
     @property
     def num_running(self) -> int:
@@ -78,7 +81,10 @@ class QueueState(Generic[Ticket]):
 
     def waiting_of(self, tenant: str) -> tuple[int, int]:
         """(requests, tokens) of a tenant that wait."""
-        return self._occupancy.of(tenant)
+        newcomer = self._newcomer
+        if newcomer is not None and newcomer.tenant == tenant:
+            return 1, newcomer.tokens
+        return self._occupied.of(tenant)
 
     # --- explaining ---------------------------------------------------------------------------------
 
@@ -91,6 +97,8 @@ class QueueState(Generic[Ticket]):
 
     def expected_order(self) -> Iterator[Ticket]:
         """Who would be granted after whom if nobody came (`headrace.scheduling.explain.forecast`)."""
+        if self._newcomer is not None:
+            return iter([self._newcomer.ticket])
         waiting = [
             Waiting(
                 ticket=job.ticket,
@@ -102,9 +110,9 @@ class QueueState(Generic[Ticket]):
                 service_class=job.service_class,
                 is_first=job.place is Place.FRONT,
             )
-            for job in self._room
+            for job in self._waiting_room
         ]
-        return forecast(waiting, self._policy, owed=self._room.owed)
+        return forecast(waiting, self._policy, owed=self._waiting_room.owed)
 
     def explain(
         self, ticket: Ticket, may_start: Callable[[Ticket], bool] | None = None
@@ -182,7 +190,7 @@ class QueueState(Generic[Ticket]):
         if self._replicas.num_free <= 0:
             return "replicas_full"
         if job.place is Place.LANE:
-            closed = self._closed(self._room.lane_of(job))
+            closed = self._closed(self._waiting_room.lane_of(job))
             if closed is not None:
                 return closed
         if self._placing.pick(job.ticket, job.tokens) is None:

@@ -78,7 +78,7 @@ class WaitingRoom(Generic[Ticket]):
         self._ages.discard(job)
 
     def moved(self, counter: TenantCounter) -> None:
-        """A tenant's counter has changed."""
+        """The counter of a tenant that waits has changed."""
         if self.is_fair:
             self._moved.add(counter)
 
@@ -132,6 +132,17 @@ class WaitingRoom(Generic[Ticket]):
             other: ServiceClass = "interactive" if job.service_class == "batch" else "batch"
             does_other_wait = any(self._lanes[other, size].num_jobs for size in _SIZES)
             self._shares.granted(job.service_class, cost, does_other_wait=does_other_wait)
+
+    def granted_alone(self) -> None:
+        """A job was granted that had never been in here, while nobody waited."""
+        if self.is_fair:
+            self._shares.nobody_waits()
+
+    def is_aged(self, job: Job[Ticket], now_us: int) -> bool:
+        """Whether `age` would move it."""
+        return (
+            self.is_fair and job.service_class == "batch" and job.entered_us <= now_us - self.policy.aging_us
+        )
 
     def _put_right(self) -> None:
         if self._moved:
