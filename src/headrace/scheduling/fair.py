@@ -19,6 +19,8 @@ charged: good enough to count places, not to put requests back.
 from collections.abc import Callable, Hashable, Iterator
 from typing import Final, TypeVar
 
+import msgspec
+
 from headrace.scheduling.dispatch import NoReplica
 from headrace.scheduling.lanes import Job, Place
 from headrace.scheduling.policy import Demand, QueuePolicy
@@ -108,8 +110,8 @@ class FairQueue(QueueSteps[Ticket]):
         for other in evicted:
             self.leave(other)
         self._order += 1
-        counter = self._counters.enter(tenant, demand.weight)
-        job = Job(ticket, counter, tokens, demand, self._order, self._now_us, demand.weight)
+        counter = self._counters.enter(demand.flow or tenant, demand.weight)
+        job = Job(ticket, tenant, counter, tokens, demand, self._order, self._now_us, demand.weight)
         self._jobs[ticket] = job
         if occupancy.length:
             occupancy.add(ticket, tenant, tokens)
@@ -236,6 +238,8 @@ class FairQueue(QueueSteps[Ticket]):
         job.paid = max(job.paid, self._cost(job, output_tokens))
         self._take_back(job, replica_id, tokens)
         job.output_tokens = output_tokens
+        # Where it can go on differs from where its tenant's others can start.
+        job.demand = msgspec.structs.replace(job.demand, gate=None)
         self._room.add(job)
         favoured = self._jobs.get(in_favour_of)
         if favoured is not None and favoured.place is Place.LANE:

@@ -37,6 +37,7 @@ class Job(msgspec.Struct, Generic[Ticket], eq=False):
     """A request as the queue knows it. Two are never equal."""
 
     ticket: Ticket
+    tenant: str
     counter: TenantCounter
     tokens: int
     """Held: what it takes of a replica's memory at most."""
@@ -59,10 +60,6 @@ class Job(msgspec.Struct, Generic[Ticket], eq=False):
     rank: Any = None
     replica: Replica | None = None
     """Where it was granted a place."""
-
-    @property
-    def tenant(self) -> str:
-        return self.counter.tenant
 
     @property
     def service_class(self) -> ServiceClass:

@@ -86,6 +86,19 @@ class QueueState(Generic[Ticket]):
             return 1, newcomer.tokens
         return self._occupied.of(tenant)
 
+    def has_place(self, ticket: Ticket) -> bool:
+        """Whether a replica has room for this waiting request now."""
+        job = self._jobs[ticket]
+        return self._placing.pick(ticket, job.tokens) is not None
+
+    def next_waiting(self, may_start: Callable[[Ticket], bool] | None = None) -> Ticket | None:
+        """Who would be granted the next place that comes free, if it were one for everybody."""
+        for job in self._room.front():
+            if may_start is None or may_start(job.ticket):
+                return job.ticket
+        job_or_none = self._room.first(is_open=lambda lane: True, may_start=may_start, is_warm=None)
+        return None if job_or_none is None else job_or_none.ticket
+
     # --- explaining ---------------------------------------------------------------------------------
 
     def position(self, ticket: Ticket) -> int:
@@ -102,7 +115,7 @@ class QueueState(Generic[Ticket]):
         waiting = [
             Waiting(
                 ticket=job.ticket,
-                tenant=job.tenant,
+                tenant=job.counter.tenant,
                 counter=job.counter.value,
                 charge=self._charge(job) / job.weight,
                 cost=self._charge(job),
@@ -125,7 +138,7 @@ class QueueState(Generic[Ticket]):
         return Explanation(
             position=position,
             tenant_share=tenant_share(
-                job.tenant, {one.tenant: one.weight for one in self._counters.waiting()}
+                job.counter.tenant, {one.tenant: one.weight for one in self._counters.waiting()}
             ),
             waited_us=self._now_us - job.entered_us,
             reason=self._reason(job, position, may_start),
@@ -142,7 +155,7 @@ class QueueState(Generic[Ticket]):
         running = [
             Running(
                 ticket=one.ticket,
-                tenant=one.tenant,
+                tenant=one.counter.tenant,
                 counter=one.counter.value,
                 granted_order=one.grant_order,
                 charge=one.charged / one.weight,
@@ -151,7 +164,7 @@ class QueueState(Generic[Ticket]):
         ]
         chosen = victim(
             running,
-            tenant=job.tenant,
+            tenant=job.counter.tenant,
             counter=job.counter.value,
             charge=self._charge(job) / job.weight,
             quantum=self._policy.quantum,
@@ -163,6 +176,27 @@ class QueueState(Generic[Ticket]):
         return chosen, replica.replica_id
 
     # --- inside -------------------------------------------------------------------------------------
+
+    @property
+    def _room(self) -> WaitingRoom[Ticket]:
+        """With everybody in it who waits."""
+        if self._newcomer is not None:
+            self._house()
+        return self._waiting_room
+
+    @property
+    def _occupancy(self) -> Occupancy[Ticket]:
+        """Of everybody who waits."""
+        if self._newcomer is not None:
+            self._house()
+        return self._occupied
+
+    def _house(self) -> None:
+        """The newcomer is one among those who wait."""
+        job, self._newcomer = self._newcomer, None
+        assert job is not None
+        self._occupied.add(job.ticket, job.tenant, job.tokens)
+        self._waiting_room.add(job)
 
     def _charge(self, job: Job[Ticket]) -> float:
         """What its tenant will be charged when it is granted."""

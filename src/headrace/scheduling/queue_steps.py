@@ -6,11 +6,9 @@ from typing import TypeVar
 import msgspec
 
 from headrace.scheduling.lanes import Job, Place
-from headrace.scheduling.occupancy import Occupancy
 from headrace.scheduling.policy import Demand
 from headrace.scheduling.queue_state import QueueState
 from headrace.scheduling.replicas import Replica
-from headrace.scheduling.waiting_room import WaitingRoom
 
 Ticket = TypeVar("Ticket", bound=Hashable)
 
@@ -27,33 +25,14 @@ class QueueSteps(QueueState[Ticket]):
         if now_us > self._now_us:
             self._now_us = now_us
 
-    @property
-    def _room(self) -> WaitingRoom[Ticket]:
-        """With everybody in it who waits."""
-        if self._newcomer is not None:
-            self._house()
-        return self._waiting_room
-
-    @property
-    def _occupancy(self) -> Occupancy[Ticket]:
-        """Of everybody who waits."""
-        if self._newcomer is not None:
-            self._house()
-        return self._occupied
-
-    def _house(self) -> None:
-        """The newcomer is one among those who wait."""
-        job, self._newcomer = self._newcomer, None
-        assert job is not None
-        self._occupied.add(job.ticket, job.tenant, job.tokens)
-        self._waiting_room.add(job)
-
     # --- who is next --------------------------------------------------------------------------------
 
     def _choose(self, may_start: MayStart[Ticket] | None) -> Choice[Ticket] | None:
         newcomer = self._newcomer
         if newcomer is not None:
             # Nobody else waits, so whoever comes out of the lanes could only be this one.
+            if self._waiting_room.is_aged(newcomer, self._now_us):
+                newcomer.is_aged = True
             if self._policy.closes_lanes and not self._is_open(self._waiting_room.lane_of(newcomer)):
                 return None
             if may_start is not None and not may_start(newcomer.ticket):
