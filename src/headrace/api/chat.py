@@ -14,10 +14,9 @@ import msgspec
 from headrace import bounds
 from headrace.api import refusals
 from headrace.errors import Refusal
+from headrace.request.latency import LatencySla
 from headrace.request.messages import Message
 from headrace.request.sampling import Sampling
-
-LatencySla = Literal["low", "normal", "throughput"]
 
 
 class ChatCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):

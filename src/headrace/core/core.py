@@ -14,7 +14,6 @@ import structlog
 from headrace.admission.controller import AdmissionController, Applicant, LimitReached
 from headrace.admission.entry import Entry, Phase
 from headrace.api import refusals
-from headrace.api.chat import LatencySla
 from headrace.clock import Clock
 from headrace.config.scheduling import SchedulingSettings, ServiceClass
 from headrace.config.settings import ModelSettings, Settings
@@ -36,6 +35,7 @@ from headrace.ledger.closing import EXPIRED, LATE, NOTHING, SHUTDOWN, Counts, En
 from headrace.ledger.records import OperationRecord, Reservation
 from headrace.limits.window import WINDOW_US
 from headrace.request.controls import AS_CONFIGURED, Controls
+from headrace.request.latency import LatencySla
 from headrace.request.messages import Message
 from headrace.scheduling.dispatch import NoReplica, QueueFull
 from headrace.scheduling.policy import QueuePolicy

@@ -2,16 +2,18 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from headrace.api import refusals
 from headrace.api.completion import DONE, ChunkEncoder, Usage, completion
+from headrace.config.settings import EngineSettings
 from headrace.core.replica import ReplicaBusy, Task
 from headrace.errors import Refusal
 from headrace.ledger.closing import NOTHING, Counts
 from headrace.request.controls import Controls
 from headrace.request.messages import Message
 from headrace.request.sampling import Sampling
+from headrace.scheduling.batch_wait import batch_wait_ms
 from headrace.worker.link import Attempt, AttemptEvent, Lost, WorkerLink
 from headrace.worker.messages import Accepted, AttemptRecord, Hello, Piece, Rejected, Submit
 
@@ -19,11 +21,15 @@ from headrace.worker.messages import Accepted, AttemptRecord, Hello, Piece, Reje
 class EmbeddedReplica:
     """One life of a worker process: a restarted worker is a new replica with the same `worker_id`."""
 
-    def __init__(self, *, replica_id: str, worker_id: str, link: WorkerLink, hello: Hello) -> None:
+    def __init__(
+        self, *, replica_id: str, worker_id: str, link: WorkerLink, hello: Hello, settings: EngineSettings
+    ) -> None:
+        self._settings = settings
         self.replica_id = replica_id
         self.worker_id = worker_id
         self.link = link
         self.engine = hello.engine
+        self.can_preempt = hello.can_preempt
 
     @property
     def context_tokens(self) -> int | None:
@@ -51,6 +57,11 @@ class EmbeddedReplica:
                 sampling=_sampling(task),
                 stop=call.stop,
                 cache=task.cache,
+                batch_wait_ms=batch_wait_ms(
+                    call.latency_sla,
+                    interactive_wait_ms=self._settings.batch_wait_ms,
+                    offline_wait_ms=self._settings.offline_batch_wait_ms,
+                ),
             )
         )
         return EmbeddedAnswer(self, task, attempt)
@@ -77,6 +88,10 @@ class EmbeddedAnswer:
         self.exact_total: int | None = None
 
     is_recorded = True
+
+    @property
+    def can_preempt(self) -> bool:
+        return self._replica.can_preempt
 
     @property
     def heard_us(self) -> int | None:
@@ -136,6 +151,15 @@ class EmbeddedAnswer:
 
     def abort(self) -> None:
         self._replica.link.abort(self._attempt)
+
+    def preempt(self, on_stopped: Callable[[int], None]) -> None:
+        if self._attempt.is_over:
+            return
+        self._attempt.when_preempted(on_stopped)
+        self._replica.link.preempt(self._attempt)
+
+    def resume(self) -> None:
+        self._replica.link.resume(self._attempt)
 
     async def counts(self) -> Counts:
         record = self._attempt.record
