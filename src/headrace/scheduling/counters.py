@@ -93,6 +93,8 @@ class TenantCounters:
         self._changed: set[TenantCounter] = set()
         """Waiting ones whose place in `_waiting` is not up to date: it is only needed when somebody comes or goes."""
         self._idle = IdleTenants()
+        self.num_with_several = 0
+        """Tenants with more than one granted request."""
 
     def __len__(self) -> int:
         return len(self._counters)
@@ -142,12 +144,14 @@ class TenantCounters:
             self._last, self._last_counter = counter.value, counter
         counter.value += charge
         counter.num_granted += 1
+        if counter.num_granted == 2:
+            self.num_with_several += 1
         self._stop_waiting(counter)
 
     def put_back(self, counter: TenantCounter, refund: float) -> None:
         """A granted request waits again."""
         counter.value -= refund
-        counter.num_granted -= 1
+        self._one_less(counter)
         counter.num_waiting += 1
         self._changed.add(counter)
 
@@ -159,7 +163,7 @@ class TenantCounters:
 
     def finish(self, counter: TenantCounter) -> None:
         """A granted request has ended, and is charged what it did cost."""
-        counter.num_granted -= 1
+        self._one_less(counter)
         self._rest(counter)
 
     def charge_late(self, tenant: str, charge: float) -> None:
@@ -171,6 +175,11 @@ class TenantCounters:
             self._idle.discard(counter)
         self.correct(counter, charge)
         self._rest(counter)
+
+    def _one_less(self, counter: TenantCounter) -> None:
+        counter.num_granted -= 1
+        if counter.num_granted == 1:
+            self.num_with_several -= 1
 
     def _last_start(self) -> float:
         return self._last if self._last_counter is None else min(self._last, self._last_counter.value)

@@ -17,6 +17,7 @@ charged: good enough to count places, not to put requests back.
 """
 
 from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -24,11 +25,15 @@ import msgspec
 from headrace.scheduling.dispatch import NoReplica
 from headrace.scheduling.lanes import Job, Place
 from headrace.scheduling.policy import Demand, QueuePolicy
+from headrace.scheduling.preemption import RunningShares
 from headrace.scheduling.queue_steps import QueueSteps
 
 Ticket = TypeVar("Ticket", bound=Hashable)
 
 _NO_DEMAND: Final = Demand()
+
+ASKING_TENANTS_MAX: Final = 16
+"""So many tenants are asked whether a running request should be stopped for one of theirs."""
 
 
 class FairQueue(QueueSteps[Ticket]):
@@ -226,10 +231,36 @@ class FairQueue(QueueSteps[Ticket]):
         self._take_back(job, replica_id, tokens)
         self._room.add_first(job)
 
+    def preemption(self, may_start: Callable[[Ticket], bool] | None = None) -> tuple[Ticket, Ticket] | None:
+        """(granted request that should be stopped, waiting one that should have its place), or None (`fair` only).
+
+        The waiting one is the first for which `RunningShares.victim` finds somebody: tenants are asked in the queue's
+        order, each for its first interactive request that may start. The owner stops the granted one, and calls
+        `preempted` when it has stopped. Costs nothing to speak of while no tenant has several requests running.
+        """
+        if self._policy.name != "fair" or not self._counters.num_with_several or not self.num_waiting:
+            return None
+        self._room.age(self._now_us)
+        asking = self._room.first_of_each(may_start, tenants_max=ASKING_TENANTS_MAX)
+        if not asking:
+            return None
+        shares = RunningShares(self._grants)
+        for job in asking:
+            charge = max(job.charged, self._cost(job, job.demand.expected_output_tokens)) / job.weight
+            chosen = shares.victim(
+                job,
+                charge=charge,
+                quantum=self._policy.quantum,
+                can_replace=partial(self._placing.can_replace, job),
+            )
+            if chosen is not None:
+                return chosen.ticket, job.ticket
+        return None
+
     def preempted(
         self, ticket: Ticket, replica_id: str, *, tokens: int, output_tokens: int, in_favour_of: Ticket
     ) -> None:
-        """A granted request was stopped for another (`preempt_for`), which is the next one now if it still waits.
+        """A granted request was stopped for another (`preemption`), which is the next one now if it still waits.
 
         The stopped one waits again, before the rest of its tenant's. What it has taken stays charged, and computing
         that again will not be. `output_tokens`: so many were generated, over all its attempts.
@@ -242,6 +273,6 @@ class FairQueue(QueueSteps[Ticket]):
         job.demand = msgspec.structs.replace(job.demand, gate=None)
         self._room.add(job)
         favoured = self._jobs.get(in_favour_of)
-        if favoured is not None and favoured.place is Place.LANE:
+        if favoured is not None and favoured.place is not Place.GRANTED:
             self._room.remove(favoured)
             self._room.add_first(favoured)

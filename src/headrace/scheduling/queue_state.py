@@ -9,9 +9,8 @@ from headrace.scheduling.explain import Explanation, Reason, Waiting, forecast, 
 from headrace.scheduling.grants import Grants
 from headrace.scheduling.lanes import Job, Lane, Place
 from headrace.scheduling.occupancy import Occupancy
-from headrace.scheduling.placing import Fits, Placing, WarmOn
+from headrace.scheduling.placing import Fits, MayRun, Placing, WarmOn
 from headrace.scheduling.policy import Demand, QueuePolicy
-from headrace.scheduling.preemption import Running, victim
 from headrace.scheduling.waiting_room import WaitingRoom
 
 Ticket = TypeVar("Ticket", bound=Hashable)
@@ -28,6 +27,7 @@ class QueueState(Generic[Ticket]):
         policy: QueuePolicy | None = None,
         *,
         describe: Describe[Ticket] | None = None,
+        may_run: MayRun[Ticket] | None = None,
         fits: Fits[Ticket] | None = None,
         warm_on: WarmOn[Ticket] | None = None,
     ) -> None:
@@ -35,7 +35,7 @@ class QueueState(Generic[Ticket]):
         self._bounds = bounds
         self._policy = policy
         self._describe = describe
-        self._placing: Placing[Ticket] = Placing(fits=fits, warm_on=warm_on)
+        self._placing: Placing[Ticket] = Placing(may_run=may_run, fits=fits, warm_on=warm_on)
         self._replicas = self._placing.replicas
         self._now_us = 0
         self._order = 0
@@ -91,14 +91,6 @@ class QueueState(Generic[Ticket]):
         job = self._jobs[ticket]
         return self._placing.pick(ticket, job.tokens) is not None
 
-    def next_waiting(self, may_start: Callable[[Ticket], bool] | None = None) -> Ticket | None:
-        """Who would be granted the next place that comes free, if it were one for everybody."""
-        for job in self._room.front():
-            if may_start is None or may_start(job.ticket):
-                return job.ticket
-        job_or_none = self._room.first(is_open=lambda lane: True, may_start=may_start, is_warm=None)
-        return None if job_or_none is None else job_or_none.ticket
-
     # --- explaining ---------------------------------------------------------------------------------
 
     def position(self, ticket: Ticket) -> int:
@@ -143,37 +135,6 @@ class QueueState(Generic[Ticket]):
             waited_us=self._now_us - job.entered_us,
             reason=self._reason(job, position, may_start),
         )
-
-    def preempt_for(self, ticket: Ticket) -> tuple[Ticket, str] | None:
-        """The granted request that should be stopped for this waiting one, and where it runs; or None.
-
-        The owner stops it, and calls `preempted` when it has stopped.
-        """
-        job = self._jobs.get(ticket)
-        if job is None or job.place is Place.GRANTED:
-            return None
-        running = [
-            Running(
-                ticket=one.ticket,
-                tenant=one.counter.tenant,
-                counter=one.counter.value,
-                granted_order=one.grant_order,
-                charge=one.charged / one.weight,
-            )
-            for one in self._grants
-        ]
-        chosen = victim(
-            running,
-            tenant=job.counter.tenant,
-            counter=job.counter.value,
-            charge=self._charge(job) / job.weight,
-            quantum=self._policy.quantum,
-        )
-        if chosen is None:
-            return None
-        replica = self._jobs[chosen].replica
-        assert replica is not None
-        return chosen, replica.replica_id
 
     # --- inside -------------------------------------------------------------------------------------
 

@@ -126,6 +126,22 @@ class WaitingRoom(Generic[Ticket]):
                 return job
         return None
 
+    def first_of_each(
+        self, may_start: Callable[[Ticket], bool] | None, *, tenants_max: int
+    ) -> list[Job[Ticket]]:
+        """Interactive requests that a place would help, next one first: of the first tenants the first that may start.
+
+        If one of those that were put back is such a request, it alone: nobody gets a place before it. Long prompts
+        wait for their budget rather than for a place.
+        """
+        for job in self.front():
+            is_one = job.service_class == "interactive" and size_of(job.demand, self.policy) != "long"
+            if is_one and (may_start is None or may_start(job.ticket)):
+                return [job]
+        self._put_right()
+        lanes = [self._lanes["interactive", size] for size in _SIZES if size != "long"]
+        return search.first_of_each(lanes, may_start=may_start, tenants_max=tenants_max)
+
     def granted(self, job: Job[Ticket], cost: float) -> None:
         """A job, already taken out, was granted: for the shares of the classes."""
         if self.is_fair:
