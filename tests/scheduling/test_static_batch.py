@@ -207,7 +207,7 @@ def test_bounds_order_waits_and_nobody_lost(
         one = member(str(number), prompt, output, at_us=run.now_us, wait_us=wait_us)
         run.arrived.append(one)
         run.collected.add(one)
-    run.advance("normal", durations)
+    run.advance(None, durations)
 
     for began_us, _, batch in run.started:
         within = (

@@ -213,12 +213,7 @@ class AdmissionController:
 
     def wants_preemption(self, model_id: str) -> tuple[Entry, Entry] | None:
         """(granted request to be stopped, waiting one to have its place), if the queue's rule wants that now."""
-        queue = self.queues[model_id]
-        waiting = queue.next_waiting(_may_start)
-        if waiting is None or waiting.home is not None:
-            return None
-        victim = queue.preempt_for(waiting)
-        return None if victim is None else (victim[0], waiting)
+        return self.queues[model_id].preemption(_may_start)
 
     def preempt(self, entry: Entry, *, output_tokens: int, in_favour_of: Entry) -> None:
         """A granted request has been stopped after so many tokens of its answer. It waits for a place where it was,

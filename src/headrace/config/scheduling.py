@@ -47,8 +47,9 @@ class SchedulingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     reserve_output_tokens_max: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] = 256
     """A request that is expected to write more is not short."""
     preemption: bool = False
-    """Where no place is free, stop the newest request of the tenant that has most running for one of a tenant that
-    would still have less. The stopped one waits and goes on later, without a repeated or missing token."""
+    """Where no place is free, stop the newest request of the tenant that has most running for an interactive one of a
+    tenant that would still have less (`fair`). The stopped one waits and goes on later, without a repeated or missing
+    token."""
 
     def __post_init__(self) -> None:
         if self.cached_input_cost > self.input_cost:

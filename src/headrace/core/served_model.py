@@ -24,7 +24,7 @@ class ServedModel:
         self.configured_scheduling: SchedulingSettings = settings.scheduling
         self.scheduling: SchedulingSettings = settings.scheduling
         self.queue: FairQueue[Entry] = FairQueue(
-            queue_bounds(queue), QueuePolicy.of(settings.scheduling), fits=self.fits
+            queue_bounds(queue), QueuePolicy.of(settings.scheduling), may_run=self.may_run
         )
         self.expectations = Expectations()
         self.replicas: dict[str, Replica] = {}
@@ -56,7 +56,7 @@ class ServedModel:
         self._owners.pop(replica_id, None)
         self._ask_replicas()
 
-    def fits(self, entry: Entry, replica_id: str) -> bool:
+    def may_run(self, entry: Entry, replica_id: str) -> bool:
         """Whether a request may run on a replica."""
         if entry.home is not None:
             return entry.home == replica_id
