@@ -11,6 +11,8 @@ forgotten.
 After "Fairness in Serving Large Language Models" (OSDI 2024), with the expected output charged at the start.
 """
 
+from collections.abc import Iterable
+
 from headrace.scheduling.lazy_heap import LazyHeap
 
 
@@ -53,6 +55,10 @@ class TenantCounters:
 
     def get(self, tenant: str) -> TenantCounter | None:
         return self._counters.get(tenant)
+
+    def all(self) -> Iterable[TenantCounter]:
+        """In no order. To read, while nothing changes."""
+        return self._counters.values()
 
     def waiting(self) -> list[TenantCounter]:
         """Those who have requests waiting, in no order."""

@@ -22,9 +22,9 @@ from typing import Final, TypeVar
 import msgspec
 
 from headrace.scheduling.dispatch import NoReplica
+from headrace.scheduling.explained_queue import ExplainedQueue
 from headrace.scheduling.lanes import Job, Place
 from headrace.scheduling.policy import Demand, QueuePolicy
-from headrace.scheduling.queue_state import QueueState
 from headrace.scheduling.replicas import Replica
 
 Ticket = TypeVar("Ticket", bound=Hashable)
@@ -32,7 +32,7 @@ Ticket = TypeVar("Ticket", bound=Hashable)
 _NO_DEMAND: Final = Demand()
 
 
-class FairQueue(QueueState[Ticket]):
+class FairQueue(ExplainedQueue[Ticket]):
     """The queue and the replicas of one model. A ticket stands for a request."""
 
     def advance(self, now_us: int) -> None:
