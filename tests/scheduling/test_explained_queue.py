@@ -100,6 +100,18 @@ def test_a_newcomer_that_passes_its_own_is_not_told_that_it_is_behind_them(field
     assert (told.position, told.is_exact) == (1, True)
 
 
+def test_the_newest_that_somebody_was_stopped_for_is_first() -> None:
+    queue = queue_of()
+    for number in range(9):
+        enter(queue, f"a{number}")
+    assert [ticket for ticket, _ in queue.dispatch()] == ["a0"]
+    enter(queue, "a_")
+    queue.preempted("a0", "r", tokens=1, output_tokens=1, in_favour_of="a_")
+    told = queue.why("a_", None, number_max=4)
+    assert told is not None
+    assert (told.position, told.is_exact) == (1, True)
+
+
 def test_looking_stays_bounded_where_most_have_given_up() -> None:
     queue = queue_of()
     for number in range(2_000):

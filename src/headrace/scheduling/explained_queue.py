@@ -159,7 +159,9 @@ class ExplainedQueue(QueueState[Ticket]):
 
     def _own_before(self, job: Job[Ticket], enough: int) -> int:
         """Some of its tenant's that are before it for certain: in a flood that is known without looking at others."""
-        if job.order != self._order or job.demand.priority > 0 or self._policy.name == "shortest-remaining":
+        if job.order != self._order or job.place is not Place.LANE:
+            return 0
+        if job.demand.priority > 0 or self._policy.name == "shortest-remaining":
             return 0
         # The newest with the lowest priority: everything else of its tenant and class is before it.
         number = -1
