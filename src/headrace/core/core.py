@@ -166,7 +166,9 @@ class Core:
         except LimitReached as reached:
             raise self._turn_away(reservation, self.accounts.refusal(reached.excess)) from None
         except QueueFull as full:
-            raise self._turn_away(reservation, self._queue_full(model, reservation, full)) from None
+            raise self._turn_away(
+                reservation, self.queues.refusal(model, reservation.tenant_id, full)
+            ) from None
         except NoReplica:
             refusal = refusals.no_worker(model.model_id, retry_after_s=5)
             raise self._turn_away(reservation, refusal) from None
@@ -391,12 +393,6 @@ class Core:
             is_final=is_final,
             demand=demand,
             is_dedicated=sharing.isolation == "dedicated",
-        )
-
-    def _queue_full(self, model: ServedModel, reservation: Reservation, full: QueueFull) -> Refusal:
-        facts = self.queues.facts(model, reservation.tenant_id)
-        return refusals.queue_full(
-            level=full.level, bound=full.bound, limit=full.limit, used=full.used, queue=facts
         )
 
     def _turn_away(self, reservation: Reservation, refusal: Refusal) -> Refusal:

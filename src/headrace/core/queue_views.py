@@ -10,6 +10,7 @@ import msgspec
 from headrace import bounds
 from headrace.admission.controller import AdmissionController
 from headrace.admission.entry import Entry
+from headrace.api import refusals
 from headrace.api.queue_facts import QueueFacts
 from headrace.clock import Clock
 from headrace.config.scheduling import ServiceClass
@@ -19,6 +20,8 @@ from headrace.core.directory import Directory
 from headrace.core.failure import ControlFailure
 from headrace.core.operation import Operation
 from headrace.core.served_model import ServedModel
+from headrace.errors import Refusal
+from headrace.scheduling.dispatch import QueueFull
 from headrace.scheduling.explain import REASONS, Explanation
 from headrace.scheduling.explained_queue import TenantPart, WaitingRequest
 from headrace.telemetry.families import Labels
@@ -75,6 +78,13 @@ class QueueViews:
             return facts
         return msgspec.structs.replace(
             facts, position=wait.position, is_position_exact=wait.is_exact, reason=wait.reason
+        )
+
+    def refusal(self, model: ServedModel, tenant: str, full: QueueFull) -> Refusal:
+        """The reply to a request that found the queue full."""
+        facts = self.facts(model, tenant)
+        return refusals.queue_full(
+            level=full.level, bound=full.bound, limit=full.limit, used=full.used, queue=facts
         )
 
     def facts_of(self, operation: Operation) -> QueueFacts:

@@ -11,8 +11,6 @@ forgotten.
 After "Fairness in Serving Large Language Models" (OSDI 2024), with the expected output charged at the start.
 """
 
-from collections.abc import Iterable
-
 from headrace.scheduling.lazy_heap import LazyHeap
 
 
@@ -56,9 +54,9 @@ class TenantCounters:
     def get(self, tenant: str) -> TenantCounter | None:
         return self._counters.get(tenant)
 
-    def all(self) -> Iterable[TenantCounter]:
-        """In no order. To read, while nothing changes."""
-        return self._counters.values()
+    def all(self) -> list[TenantCounter]:
+        """In no order. To read."""
+        return list(self._counters.values())
 
     def waiting(self) -> list[TenantCounter]:
         """Those who have requests waiting, in no order."""
