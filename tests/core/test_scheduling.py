@@ -282,8 +282,9 @@ async def test_where_a_request_stood_is_noted_when_it_begins_to_wait(hall: Hall)
 
 async def test_what_a_tenant_got_lately_is_told_to_it(hall: Hall) -> None:
     for name in ("one", "two"):
-        hall.tenant(name, isolation="shared")
+        hall.tenant(name, isolation="shared", weight=9.0)
     model = hall.core.models["m"]
+    assert hall.core.queues.of_tenant(model, "one")["tenant"]["weight"] == 1.0, "of all who share it together"
     await hall.serve([hall.ask("one"), hall.ask("two"), hall.ask("acme")])
     hall.core.note_progress(is_full_round=True)
     told = {name: hall.core.queues.of_tenant(model, name)["tenant"] for name in ("one", "acme")}

@@ -21,6 +21,11 @@ def flow_of(tenant_id: str, sharing: Sharing) -> str:
     return SHARED_FLOW if sharing.isolation == "shared" else tenant_id
 
 
+def weight_of(sharing: Sharing) -> float:
+    """What divides the cost of its requests. All who share a queue have the weight of one."""
+    return 1.0 if sharing.isolation == "shared" else sharing.weight
+
+
 def demand_of(
     model: ServedModel,
     reservation: Reservation,
@@ -38,7 +43,7 @@ def demand_of(
     return Demand(
         prompt_tokens=prompt_tokens,
         expected_output_tokens=model.expectations.output_tokens(reservation.tenant_id, maximum),
-        weight=1.0 if sharing.isolation == "shared" else sharing.weight,
+        weight=weight_of(sharing),
         service_class=reservation.priority,
         priority=min(priority, sharing.priority_max),
         # Requests of one caller may start or may not, all alike.

@@ -15,7 +15,7 @@ from headrace.api.queue_facts import QueueFacts
 from headrace.clock import Clock
 from headrace.config.scheduling import ServiceClass
 from headrace.core import messages as m
-from headrace.core.demands import flow_of
+from headrace.core.demands import flow_of, weight_of
 from headrace.core.directory import Directory
 from headrace.core.failure import ControlFailure
 from headrace.core.operation import Operation
@@ -102,7 +102,7 @@ class QueueViews:
         queue.advance(now_us)
         sharing = self._directory.sharing_of(tenant)
         flow = flow_of(tenant, sharing)
-        part = queue.part_of(flow, sharing.weight)
+        part = queue.part_of(flow, weight_of(sharing))
         own = self._controller.waiting_of(
             model.model_id, tenant, number_max=bounds.QUEUE_LIST_MAX, looked_at_max=bounds.QUEUE_POSITIONS_MAX
         )
@@ -168,7 +168,7 @@ class QueueViews:
 
     def _share(self, model: ServedModel, tenant: str) -> float:
         sharing = self._directory.sharing_of(tenant)
-        return model.queue.share_of(flow_of(tenant, sharing), sharing.weight)
+        return model.queue.share_of(flow_of(tenant, sharing), weight_of(sharing))
 
     def _view(self, model: ServedModel, limit: int) -> m.QueueView:
         now_us = self._clock.monotonic_us()
