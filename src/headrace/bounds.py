@@ -38,6 +38,16 @@ WRITE_STALL_SECONDS_MAX: Final = 60.0
 WRITE_STALL_BYTES_MIN: Final = 16 * KIB
 """A client that takes less than this in `WRITE_STALL_SECONDS_MAX` while bytes wait for it is disconnected."""
 
+# --- what is told of a queue --------------------------------------------------------------------
+QUEUE_POSITIONS_AT_ENTRY: Final = 32
+"""A request that begins to wait is told its position among so many; behind them, that it is behind them."""
+QUEUE_POSITIONS_MAX: Final = 256
+"""So many have exact positions where somebody asks for the queue. Each takes a few microseconds to find."""
+QUEUE_LIST_MAX: Final = 100
+"""A tenant's own waiting requests in one reply."""
+QUEUE_TENANTS_MAX: Final = 200
+"""Tenants of one model's queue in one reply to an administrator."""
+
 # --- connections and buffers ------------------------------------------------------------------
 CONNECTIONS_MAX: Final = 4096
 WRITE_BUFFER_HIGH: Final = 64 * KIB

@@ -368,6 +368,33 @@ class FairMachine(RuleBasedStateMachine):
                 assert self.queue.counters.base >= expected - CLOSE, f"{tenant} would be forgiven"
 
     @invariant()
+    def the_first_are_found_without_looking_at_all(self) -> None:
+        expected = list(self.queue.expected_order())
+        for number in (1, 3, len(expected) + 1):
+            found = self.queue.in_expected_order(None, number_max=number)
+            # Those who gave up may stand in the way, but nobody is ever named out of turn.
+            assert [one.ticket for one in found] == expected[: len(found)]
+            assert [one.explanation.position for one in found] == list(range(1, len(found) + 1))
+            if len(expected) <= 16:
+                assert len(found) == min(number, len(expected))
+
+    @invariant()
+    def a_bounded_look_agrees_with_a_full_one(self) -> None:
+        for ticket in self.waiting:
+            full, bounded = self.queue.explain(ticket), self.queue.why(ticket, None, number_max=3)
+            assert full is not None and bounded is not None
+            if bounded.is_exact:
+                assert bounded.position == full.position
+            else:
+                assert bounded.position <= full.position
+            assert abs(bounded.tenant_share - full.tenant_share) < CLOSE
+        for tenant in TENANTS:
+            own = self.queue.waiting_requests_of(tenant, None, number_max=100, looked_at_max=2)
+            assert sorted(one.ticket for one in own) == sorted(
+                ticket for ticket, known in self.waiting.items() if known.tenant == tenant
+            )
+
+    @invariant()
     def everybody_can_be_told_why(self) -> None:
         for ticket in list(self.waiting)[:3]:
             explanation = self.queue.explain(ticket)

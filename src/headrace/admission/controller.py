@@ -18,6 +18,8 @@ from headrace.admission.entry import Entry, IllegalTransition, Phase
 from headrace.admission.size import Size, shortened, size_of
 from headrace.limits import book
 from headrace.limits.book import Account, Ask, Excess
+from headrace.scheduling.explain import Explanation
+from headrace.scheduling.explained_queue import WaitingRequest
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.policy import Demand
 
@@ -198,6 +200,22 @@ class AdmissionController:
             entry.lease_until_us = now_us + self._lease_us
             book.grant(entry.accounts, is_stream=entry.is_stream)
             yield entry
+
+    def explain(self, entry: Entry, *, number_max: int) -> Explanation | None:
+        """Why a request waits and where it stands, exactly among the first `number_max`; None if it does not wait."""
+        return self.queues[entry.model_id].why(entry, _may_start, number_max=number_max)
+
+    def first_waiting(self, model_id: str, *, number_max: int) -> list[WaitingRequest[Entry]]:
+        """The first ones in the expected order."""
+        return self.queues[model_id].in_expected_order(_may_start, number_max=number_max)
+
+    def waiting_of(
+        self, model_id: str, tenant: str, *, number_max: int, looked_at_max: int
+    ) -> list[WaitingRequest[Entry]]:
+        """A tenant's own, with exact positions where they are among the first `looked_at_max` of all."""
+        return self.queues[model_id].waiting_requests_of(
+            tenant, _may_start, number_max=number_max, looked_at_max=looked_at_max
+        )
 
     def put_back(self, entry: Entry) -> None:
         """The replica was full after all: the request is the next one again, and the replica is paused

@@ -19,11 +19,12 @@ from headrace.config.scheduling import SchedulingSettings, ServiceClass
 from headrace.config.settings import ModelSettings, Settings
 from headrace.core.accounts import CallerAccounts
 from headrace.core.cache_orders import CacheOrders, session_key
-from headrace.core.demands import demand_of, learn, took
+from headrace.core.demands import count_service, demand_of, learn, took
 from headrace.core.directory import Directory
 from headrace.core.dispatcher import Dispatcher
 from headrace.core.metrics import CoreMetrics
 from headrace.core.operation import Operation
+from headrace.core.queue_views import QueueViews
 from headrace.core.recovery import close_left_open
 from headrace.core.refusal_log import RefusalLog
 from headrace.core.replica import Replica, ReplicaBusy
@@ -46,10 +47,6 @@ from headrace.worker.messages import AttemptRecord
 _log = structlog.get_logger()
 
 CUT_MARGIN_US: Final = 20_000
-
-
-def _queue_full(full: QueueFull) -> Refusal:
-    return refusals.queue_full(level=full.level, bound=full.bound, limit=full.limit, used=full.used)
 
 
 class Core:
@@ -77,6 +74,7 @@ class Core:
         self._cut_us = 0
         self.models: dict[str, ServedModel] = {}
         self._open: dict[str, Operation] = {}
+        self.queues = QueueViews(self.controller, directory, self.models, clock)
         self._watch = Watch(self, settings)
         self._dispatcher = Dispatcher(
             self.controller, self.models, self._open, watch=self._watch, clock=clock, metrics=metrics
@@ -181,10 +179,13 @@ class Core:
             raise refusals.store_unavailable() from None
         finally:
             for evicted in admitted.evicted:
-                self._open[evicted.request_id].refuse(refusals.queue_displaced())
+                displaced = self._open[evicted.request_id]
+                displaced.refuse(refusals.queue_displaced(queue=self.queues.facts_of(displaced)))
         self._open[entry.request_id] = operation
         self._watch.accepted(operation)
         self._dispatcher.dispatch(model)
+        if operation.replica is None:
+            operation.wait = self.queues.at_entry(entry)
         return operation
 
     def turn_away(self, reservation: Reservation, refusal: Refusal) -> None:
@@ -218,6 +219,8 @@ class Core:
     def put_back(self, operation: Operation, busy: ReplicaBusy) -> None:
         """A granted request could not start: it waits again, as the next one, and the replica has a pause."""
         self._dispatcher.put_back(operation, busy)
+        if operation.wait is None and operation.replica is None:
+            operation.wait = self.queues.at_entry(operation.entry)
 
     def begun(self, operation: Operation, exact_total: int | None) -> None:
         """The replica has taken the request. If it says how long that is, no more is held than it needs."""
@@ -237,6 +240,7 @@ class Core:
             operation.entry, used=used, now_us=self.clock.monotonic_us(), took=took(record)
         )
         learn(operation.model, operation.reservation, record)
+        count_service(operation, record)
         self._acknowledge(operation)
         if was_granted:
             self._dispatcher.dispatch_all()
@@ -287,12 +291,19 @@ class Core:
         """Called by the watch: now and then about all that runs, always where the queue waits for a first token or
         somebody may have to give up a place.
         """
+        if is_full_round:
+            self.queues.look()
         if is_full_round or any(model.is_pressing for model in self.models.values()):
             self._dispatcher.note_progress()
 
     def usage(self, request_id: str, tenant_id: str) -> OperationRecord | Reservation | None:
         """A tenant's operation: its final record, or its reservation while it is open."""
         return self.journal.get(request_id, tenant_id) or self.journal.get_open(request_id, tenant_id)
+
+    def wait_of(self, request_id: str) -> dict[str, Any] | None:
+        """Where an open operation stands in the queue; None if it does not wait."""
+        operation = self._open.get(request_id)
+        return None if operation is None else self.queues.waiting(operation)
 
     def service_class(self, tenant_id: str, latency_sla: LatencySla) -> ServiceClass:
         """The class a caller's request waits in. A `batch` tenant's are all of that class."""
@@ -393,7 +404,7 @@ class Core:
         except LimitReached as reached:
             raise self.accounts.refusal(reached.excess) from None
         except QueueFull as full:
-            raise _queue_full(full) from None
+            raise self.queues.refusal(model, applicant.tenant_id, full) from None
         except NoReplica:
             raise refusals.no_worker(model.model_id, retry_after_s=5) from None
 
@@ -438,6 +449,7 @@ class Core:
             now_us=self.clock.monotonic_us(),
             took=took(record),
         )
+        count_service(operation, record)
         _log.warning("late_settlement", request_id=operation.request_id)
         await self.journal.late_settle(record)
         operation.answer.acknowledge()

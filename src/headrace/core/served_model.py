@@ -1,7 +1,7 @@
 """A model as it is served: its queue, its replicas, and how they are told to work."""
 
 from headrace.admission.entry import Entry
-from headrace.config.scheduling import SchedulingSettings
+from headrace.config.scheduling import SchedulingSettings, ServiceClass
 from headrace.config.settings import ModelSettings, QueueSettings
 from headrace.core.replica import Replica
 from headrace.request.controls import AS_CONFIGURED, Controls
@@ -9,6 +9,7 @@ from headrace.scheduling.dispatch import QueueBounds
 from headrace.scheduling.expectation import Expectations
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.policy import QueuePolicy
+from headrace.scheduling.service_window import ServiceWindow
 
 
 class ServedModel:
@@ -27,6 +28,10 @@ class ServedModel:
             queue_bounds(queue), QueuePolicy.of(settings.scheduling), may_run=self.may_run
         )
         self.expectations = Expectations()
+        self.service = ServiceWindow()
+        """What each tenant got lately."""
+        self.waiting: dict[ServiceClass, int] = {}
+        """Requests waiting by class, a second ago at most."""
         self.replicas: dict[str, Replica] = {}
         self.capacities: dict[str, int] = {}
         """What each replica was made for, in requests at once."""

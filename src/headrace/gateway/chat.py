@@ -52,6 +52,8 @@ class ChatCompletions:
                     await self._complete(exchange, operation, call, cache)
         finally:
             exchange.record = operation.record
+            if operation.wait is not None and exchange.wait is None:  # it ended where it waited
+                exchange.waited(operation.wait, self._clock.monotonic_us() - operation.accepted_us)
 
     def _cache(self, identity: Identity, call: ChatCall) -> CacheOrder:
         model = self._core.models.get(call.model)
@@ -65,7 +67,8 @@ class ChatCompletions:
         answer = await self._begin(exchange, operation, call, cache)
         body = await answer.complete()
         record = await operation.settle()
-        exchange.send_json(body, headers=usage_headers(record) + exchange.limit_headers)
+        headers = usage_headers(record) + exchange.limit_headers + exchange.queue_headers
+        exchange.send_json(body, headers=headers)
 
     async def _stream(
         self, exchange: Exchange, operation: Operation, call: ChatCall, cache: CacheOrder
@@ -90,6 +93,8 @@ class ChatCompletions:
                 await self._wait_for_grant(exchange, operation)
             else:
                 await operation.granted()
+            if operation.wait is not None:
+                exchange.waited(operation.wait, operation.granted_us - operation.accepted_us)
             answer = operation.start(self._task(exchange, operation, call, cache))
             try:
                 await answer.begin()
@@ -105,6 +110,8 @@ class ChatCompletions:
             return
         while True:
             if not exchange.responder.has_started:
+                if operation.wait is not None:
+                    exchange.waited(operation.wait, None)  # the headers leave before the wait has ended
                 exchange.start_stream()
             exchange.responder.write(completion.KEEP_ALIVE)
             if await operation.granted(self._settings.keep_alive_ms / 1000):

@@ -106,6 +106,10 @@ class TenantCounters:
     def get(self, tenant: str) -> TenantCounter | None:
         return self._counters.get(tenant)
 
+    def all(self) -> list[TenantCounter]:
+        """In no order. To read."""
+        return list(self._counters.values())
+
     def waiting(self) -> list[TenantCounter]:
         """Those who have requests waiting, in no order."""
         return [counter for counter in self._counters.values() if counter.num_waiting]

@@ -23,6 +23,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from headrace.scheduling.dispatch import NoReplica
+from headrace.scheduling.explained_queue import ExplainedQueue
 from headrace.scheduling.lanes import Job, Place
 from headrace.scheduling.policy import Demand, QueuePolicy
 from headrace.scheduling.preemption import RunningShares
@@ -36,7 +37,7 @@ ASKING_TENANTS_MAX: Final = 16
 """So many tenants are asked whether a running request should be stopped for one of theirs."""
 
 
-class FairQueue(QueueSteps[Ticket]):
+class FairQueue(QueueSteps[Ticket], ExplainedQueue[Ticket]):
     """The queue and the replicas of one model. A ticket stands for a request."""
 
     def set_policy(self, policy: QueuePolicy) -> None:

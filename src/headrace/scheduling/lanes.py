@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 from headrace.scheduling.counters import TenantCounter
-from headrace.scheduling.lazy_heap import LazyHeap
+from headrace.scheduling.lazy_heap import Entry, LazyHeap
 from headrace.scheduling.policy import Demand, QueuePolicy, ServiceClass
 from headrace.scheduling.replicas import Replica
 
@@ -154,6 +154,13 @@ class Row(Generic[Ticket]):
         """Of the first job."""
         return self.first_flow().jobs.rank()
 
+    def flow_entries(self) -> Iterator[Entry]:
+        """The flows by the rank of their first jobs, as entries of a `LazyHeap`. Nothing may change meanwhile."""
+        if self._order is not None:
+            return self._order.in_order()
+        flow = self.first_flow()
+        return iter([[flow.jobs.rank(), 0, 0, flow]])
+
     def in_order(self) -> Iterator[Flow[Ticket]]:
         """The flows by their first jobs. Nothing may change meanwhile."""
         yield self.first_flow()
@@ -208,6 +215,10 @@ class Lane(Generic[Ticket]):
             self.order.discard(row)
         elif not self._is_by_counter or job.rank == self.order.tie_of(row):
             self._place(row)
+
+    def row_of(self, counter: TenantCounter) -> Row[Ticket] | None:
+        """What a tenant has here. To read."""
+        return self._rows.get(counter)
 
     def moved(self, counter: TenantCounter) -> None:
         """The tenant's counter has changed."""

@@ -52,6 +52,16 @@ class Occupancy(Generic[Ticket]):
         share = self._shares.get(tenant)
         return (len(share), self._tokens_of[tenant]) if share is not None else (0, 0)
 
+    @property
+    def num_tenants(self) -> int:
+        """Tenants that have requests waiting."""
+        return len(self._shares)
+
+    def tickets_of(self, tenant: str) -> Iterator[Ticket]:
+        """A tenant's tickets in order of arrival. Nothing may change meanwhile."""
+        share = self._shares.get(tenant)
+        return iter(()) if share is None else chain(reversed(share.first), share.others)
+
     def add(self, ticket: Ticket, tenant: str, tokens: int, *, is_first: bool = False) -> None:
         share = self._shares.get(tenant)
         if share is None:

@@ -104,6 +104,16 @@ class WaitingRoom(Generic[Ticket]):
     def front(self) -> list[Job[Ticket]]:
         return list(self._front.values()) if self._front else []
 
+    def num_waiting(self, service_class: ServiceClass) -> int:
+        """Jobs of a class, after aging."""
+        number = sum(lane.num_jobs for lane in self._lanes.values() if lane.service_class == service_class)
+        return number + sum(job.service_class == service_class for job in self.front())
+
+    def lanes(self) -> list[Lane[Ticket]]:
+        """Those in which somebody waits, in their order. To read."""
+        self._put_right()
+        return [lane for lane in self._lanes.values() if lane.num_jobs]
+
     def first(
         self,
         *,
