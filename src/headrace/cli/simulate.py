@@ -15,6 +15,7 @@ from headrace.simulate.engine import EngineModel
 from headrace.simulate.fleet import Outcome, Prediction, Setup, decisions
 from headrace.simulate.fleet import simulate as run_fleet
 from headrace.simulate.measure import Figures, Spread, Window, measure
+from headrace.simulate.published import TABLES
 from headrace.simulate.tables import Line, rerun
 from headrace.simulate.traces import decision_line, read
 from headrace.simulate.workload import LOADS, SECOND_US, Arrival, merged
@@ -97,7 +98,7 @@ def tables(trace: Path | None, is_json: bool) -> None:
     except (SetupError, OSError, UnicodeDecodeError) as error:
         click.echo(f"headrace: {error}", err=True)
         sys.exit(2)
-    lines = list(rerun(real))
+    lines = list(rerun(TABLES, real))
     if is_json:
         print_json({"lines": msgspec.to_builtins(lines)})
     else:
