@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from headrace.scheduling.fairness import percentile
 from headrace.scheduling.policy import POLICIES, PolicyName, QueuePolicy
 from headrace.simulate.engine import EngineModel
-from headrace.simulate.fleet import Outcome, Setup, decisions, simulate
+from headrace.simulate.fleet import simulate
 from headrace.simulate.measure import Figures, Window, measure
+from headrace.simulate.outcome import Outcome, Setup, decisions
 from headrace.simulate.published import OVERLOAD, TABLES
 from headrace.simulate.tables import PUBLISHED_ENGINE, REAL_TRACE, rerun
 from headrace.simulate.traces import decision_line, read

@@ -12,9 +12,9 @@ from headrace.cli.output import print_json
 from headrace.errors import SetupError
 from headrace.scheduling.policy import POLICIES, QueuePolicy
 from headrace.simulate.engine import EngineModel
-from headrace.simulate.fleet import Outcome, Prediction, Setup, decisions
 from headrace.simulate.fleet import simulate as run_fleet
 from headrace.simulate.measure import Figures, Spread, Window, measure
+from headrace.simulate.outcome import Outcome, Prediction, Setup, decisions
 from headrace.simulate.published import TABLES
 from headrace.simulate.tables import Line, rerun
 from headrace.simulate.traces import decision_line, read

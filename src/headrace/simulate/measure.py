@@ -13,7 +13,7 @@ from headrace.scheduling.fairness import (
     service_difference,
 )
 from headrace.scheduling.policy import TokenPrices
-from headrace.simulate.fleet import Outcome
+from headrace.simulate.outcome import Outcome
 
 Times = npt.NDArray[np.float64]
 

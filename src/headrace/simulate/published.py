@@ -9,8 +9,8 @@ from typing import Literal
 
 from headrace.scheduling.policy import PolicyName
 from headrace.simulate import tables
-from headrace.simulate.fleet import Prediction
 from headrace.simulate.measure import Figures, Window
+from headrace.simulate.outcome import Prediction
 from headrace.simulate.tables import Row, Run, Table
 
 

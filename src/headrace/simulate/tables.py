@@ -7,8 +7,9 @@ import msgspec
 
 from headrace.scheduling.policy import PolicyName, QueuePolicy
 from headrace.simulate.engine import EngineModel
-from headrace.simulate.fleet import Prediction, Setup, simulate
+from headrace.simulate.fleet import simulate
 from headrace.simulate.measure import Figures, Window, measure
+from headrace.simulate.outcome import Prediction, Setup
 from headrace.simulate.workload import LOADS, Arrival, merged
 
 REAL_TRACE = "real trace"

@@ -22,6 +22,11 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     priority: int = 0
     blocks: tuple[int, ...] = ()
     """Identities of the prompt's leading blocks; equal ones in front are an equal prefix."""
+    cached_tokens: int = 0
+    """Prompt tokens that came out of a cache when this was recorded. They do so again, unless the simulated
+    cache decides by `blocks`."""
+    expected_output_tokens: int | None = None
+    """What was expected of the answer when this was recorded. None: as the run's prediction says."""
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True):
