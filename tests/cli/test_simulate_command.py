@@ -3,10 +3,14 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from headrace.cli import simulate as command
 from headrace.cli.main import main
+from headrace.simulate.published import OVERLOAD
+from headrace.simulate.tables import line_of
 
 
 def call(*arguments: str) -> Result:
@@ -72,3 +76,29 @@ def test_what_is_wrong_is_said(arguments: list[str], message: str) -> None:
     assert result.exit_code == 2
     assert message in result.output
     assert "Traceback" not in result.output
+
+
+def test_tables_and_claims_exit_with_1_if_a_bound_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = msgspec.structs.replace(
+        OVERLOAD,
+        runs=[
+            msgspec.structs.replace(OVERLOAD.runs[1], rows=[row])
+            for row in OVERLOAD.runs[1].rows
+            if row.figure == "accumulated difference"
+        ],
+    )
+    row = table.runs[0].rows[0]
+    missed = msgspec.structs.replace(row, bound=("<=", 0.001))
+    for rows, status, word in (([row], 0, "met"), ([row, missed], 1, "NOT MET")):
+        runs = [msgspec.structs.replace(table.runs[0], rows=rows)]
+        monkeypatch.setattr(command, "TABLES", [msgspec.structs.replace(table, runs=runs)])
+        result = call("tables")
+        assert (result.exit_code, word in result.output) == (status, True), result.output
+        assert "9,050" in result.output
+    for limit, status in ((9.0, 0), (1.0, 1)):
+        line = line_of("claim", "run", "figure", 5.0, bound=("<=", limit))
+        monkeypatch.setattr(command, "check", lambda line=line: [line])
+        result = call("claims", "--json")
+        assert result.exit_code == status
+        assert json.loads(result.output)["lines"][0]["is_met"] is (status == 0)
+    assert "published" not in call("claims").output

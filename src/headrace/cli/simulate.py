@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 import click
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from headrace.cli.output import print_json
 from headrace.errors import SetupError
 from headrace.scheduling.policy import POLICIES, QueuePolicy
+from headrace.simulate.claims import check
 from headrace.simulate.engine import EngineModel
 from headrace.simulate.fleet import simulate as run_fleet
 from headrace.simulate.measure import Figures, Spread, Window, measure
@@ -98,7 +99,21 @@ def tables(trace: Path | None, is_json: bool) -> None:
     except (SetupError, OSError, UnicodeDecodeError) as error:
         click.echo(f"headrace: {error}", err=True)
         sys.exit(2)
-    lines = list(rerun(TABLES, real))
+    _report(list(rerun(TABLES, real)), is_json=is_json)
+
+
+@simulate.command("claims")
+@click.option("--json", "is_json", is_flag=True, help="Print one JSON object.")
+def claims(is_json: bool) -> None:
+    """Show what the fair queue promises: classes, long prompts, full slots, returning tenants.
+
+    Each on a synthetic load, with its bound and what came out, and beside it the same load without the means.
+    Exit status 1 if a bound is not met.
+    """
+    _report(list(check()), is_json=is_json)
+
+
+def _report(lines: Sequence[Line], *, is_json: bool) -> NoReturn:
     if is_json:
         print_json({"lines": msgspec.to_builtins(lines)})
     else:
@@ -223,16 +238,16 @@ def _print_runs(runs: Sequence[Figures]) -> None:
 
 
 def _print_lines(lines: Sequence[Line]) -> None:
+    is_compared = any(line.published is not None for line in lines)
+    columns = ("published", "expected", "obtained") if is_compared else ("obtained",)
     for table in dict.fromkeys(line.table for line in lines):
         click.echo(f"\n{table}")
-        rows = [("run", "figure", "published", "expected", "obtained", "asked", "")]
+        rows = [("run", "figure", *columns, "asked", "")]
         rows += [
             (
                 line.run,
                 line.figure,
-                _number(line.published),
-                _number(line.expected),
-                _number(line.obtained),
+                *(_number(getattr(line, column)) for column in columns),
                 line.bound or "",
                 "" if line.is_met is None else ("met" if line.is_met else "NOT MET"),
             )

@@ -16,6 +16,7 @@ from headrace.scheduling.policy import TokenPrices
 from headrace.simulate.outcome import Outcome
 
 Times = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 SERVICE_PRICES = TokenPrices(input=1.0, output=2.0, cached_input=1.0)
 """Service is always counted like this, whatever the policy charges, so that policies can be compared."""
@@ -39,6 +40,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     mean: float
     p50: float
     p90: float
+    p95: float
     p99: float
     max: float
 
@@ -50,6 +52,8 @@ class TenantFigures(msgspec.Struct, frozen=True, kw_only=True):
     refused: int
     service_per_s: float
     """Cost served per second of the window."""
+    wait_s: Spread
+    """In the queue, also after it was stopped for another."""
     ttft_s: Spread
     """From arrival to the first token."""
     latency_s: Spread
@@ -66,6 +70,10 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     end_s: float
     throughput_tokens_per_s: float
     """Prompt and answer tokens of all that were served, by the time the last one ended."""
+    preemptions: int
+    lost_tokens: int
+    """Computed before a request was stopped, and again after it."""
+    wait_s: Spread
     ttft_s: Spread
     latency_s: Spread
     difference_max: float
@@ -89,6 +97,7 @@ def spread(values: Sequence[float]) -> Spread:
         mean=sum(ordered) / len(ordered) if ordered else 0.0,
         p50=percentile(ordered, 0.5),
         p90=percentile(ordered, 0.9),
+        p95=percentile(ordered, 0.95),
         p99=percentile(ordered, 0.99),
         max=ordered[-1] if ordered else 0.0,
     )
@@ -105,6 +114,7 @@ class _Timeline:
         self.arrival = _seconds([arrival.arrival_us for arrival in arrivals])
         self.first = _seconds([one.first_us for one in served])
         self.last = _seconds([one.last_us for one in served])
+        self.wait = _seconds([one.waited_us for one in served])
         self.is_served = self.last > 0
         self.cost = np.array(
             [
@@ -156,6 +166,9 @@ def measure(outcome: Outcome, window: Window) -> Figures:
         refused=int(is_refused.sum()),
         end_s=end_s,
         throughput_tokens_per_s=tokens / max(end_s, 1e-9),
+        preemptions=sum(one.num_preemptions for one in outcome.served),
+        lost_tokens=sum(one.lost_tokens for one in outcome.served),
+        wait_s=spread(line.wait[counted].tolist()),
         ttft_s=spread(ttft[counted].tolist()),
         latency_s=spread(latency[counted].tolist()),
         difference_max=max(differences, default=0.0),
@@ -167,17 +180,26 @@ def measure(outcome: Outcome, window: Window) -> Figures:
         slot_share=outcome.slot_share,
         hit_share=sum(one.cached_tokens for one in outcome.served) / max(prompt_tokens, 1),
         tenants=[
-            TenantFigures(
-                tenant=name,
-                weight=float(line.weights[number]),
-                requests=int((line.tenant == number).sum()),
-                refused=int((is_refused & (line.tenant == number)).sum()),
-                service_per_s=float(served_per_s[number]),
-                ttft_s=spread(ttft[counted & (line.tenant == number)].tolist()),
-                latency_s=spread(latency[counted & (line.tenant == number)].tolist()),
-            )
-            for number, name in enumerate(line.names)
+            _tenant(line, number, counted, is_refused, float(served_per_s[number]))
+            for number in range(len(line.names))
         ],
+    )
+
+
+def _tenant(
+    line: _Timeline, number: int, counted: Flags, is_refused: Flags, service_per_s: float
+) -> TenantFigures:
+    is_its = line.tenant == number
+    shown = counted & is_its
+    return TenantFigures(
+        tenant=line.names[number],
+        weight=float(line.weights[number]),
+        requests=int(is_its.sum()),
+        refused=int((is_refused & is_its).sum()),
+        service_per_s=service_per_s,
+        wait_s=spread(line.wait[shown].tolist()),
+        ttft_s=spread((line.first - line.arrival)[shown].tolist()),
+        latency_s=spread((line.last - line.arrival)[shown].tolist()),
     )
 
 
