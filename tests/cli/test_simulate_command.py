@@ -25,25 +25,37 @@ def test_two_policies_side_by_side() -> None:
     assert fair["jain"] > fifo["jain"]
     text = call("run", "--load", "overload", "--duration", "200").output
     assert text.splitlines()[0].split() == ["fifo", "fair"]
-    assert "fair, by tenant" in text
+    assert "by tenant (in brackets: compared with fifo)" in text
 
 
 def test_decisions_are_written_without_content_and_replayed(tmp_path: Path) -> None:
     log = tmp_path / "decisions.jsonl"
     first = call("run", "--load", "weighted", "--duration", "20", "--policy", "fair", "--decisions", str(log), "--json")  # fmt: skip
     assert first.exit_code == 0, first.output
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    header, *lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert header["format"] == "headrace-decisions"
     assert {*lines[0]} == {
         "arrival_us",
         "tenant",
         "prompt_tokens",
         "output_tokens",
+        "expected_output_tokens",
         "weight",
         "granted_us",
+        "waited_us",
+        "first_us",
+        "last_us",
         "replica",
     }
-    again = call("run", "--trace", str(log), "--policy", "fair", "--json")
-    assert json.loads(again.output)["runs"][0]["requests"] == len(lines) == 160
+    again = call(
+        "run", "--trace", str(log), "--policy", "fair", "--decisions", str(tmp_path / "again"), "--json"
+    )
+    recorded, replayed = json.loads(again.output)["runs"]
+    assert recorded["requests"] == replayed["requests"] == len(lines) == 160
+    assert (recorded["name"], replayed["name"]) == ("recorded", "fair")
+    for field in ("wait_s", "ttft_s", "latency_s", "jain", "tenants", "accumulated_difference"):
+        assert recorded[field] == replayed[field], field
+    assert (tmp_path / "again").read_bytes() == log.read_bytes()
 
 
 def test_weights_classes_and_every_policy() -> None:
@@ -60,12 +72,22 @@ def test_weights_classes_and_every_policy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run"], "either --trace FILE or --load NAME"),
-        (["run", "--load", "overload", "--trace", __file__], "either --trace FILE or --load NAME"),
+        (["run"], "one of --trace FILE, --load NAME and --from-ledger"),
+        (
+            ["run", "--load", "overload", "--trace", __file__],
+            "one of --trace FILE, --load NAME and --from-ledger",
+        ),
         (["run", "--load", "nothing"], "overload"),
         (["run", "--trace", "/nowhere.csv"], "does not exist"),
         (["run", "--trace", __file__], "line 1 is of no known trace"),
         (["run", "--load", "overload", "--weight", "c1"], "TENANT=WEIGHT"),
+        (["run", "--load", "overload", "--tenant", "c1"], "--tenant goes with --from-ledger"),
+        (["run", "--load", "overload", "--policy", "best"], "'best' is no policy; allowed are fifo"),
+        (["run", "--load", "overload", "--policy", "fair,reserve"], "OPTION=VALUE"),
+        (["run", "--load", "overload", "--policy", "fair,reserve=x"], "reserve: 'x' is not a valid integer"),
+        (["run", "--load", "overload", "--policy", "fair,seed=1"], "allowed are prediction, workers"),
+        (["run", "--load", "overload", "--policy", "fair,weight.c1=0"], "above 0"),
+        (["run", "--load", "overload", "--policy", "fair,weight.c9=1"], "no requests of tenant c9"),
         (["run", "--load", "overload", "--weight", "c1=0"], "above 0"),
         (["run", "--load", "overload", "--weight", "c9=2"], "no requests of tenant c9"),
         (["tables", "--trace", __file__], "line 1 is of no known trace"),
@@ -76,6 +98,33 @@ def test_what_is_wrong_is_said(arguments: list[str], message: str) -> None:
     assert result.exit_code == 2
     assert message in result.output
     assert "Traceback" not in result.output
+
+
+def test_a_policy_may_have_options_of_its_own() -> None:
+    result = call(
+        "run", "--load", "flood-and-visitors", "--duration", "60", "--slots", "4", "--policy", "fair", "--policy",
+        "fair,preemption=on", "--policy", "fair,workers=3,weight.flood=2.5,reserve=1", "--json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    plain, preempting, larger = found["runs"]
+    assert (plain["preemptions"], larger["preemptions"]) == (0, 0)
+    assert preempting["preemptions"] > 0
+    assert [one["tenants"][0]["weight"] for one in found["runs"]] == [1.0, 1.0, 2.5]
+    assert larger["end_s"] < plain["end_s"] / 2
+    comparison = found["comparison"]
+    assert comparison["base"] == "fair"
+    everybody, *tenants = comparison["tenants"]
+    assert everybody["tenant"] is None
+    assert {row["tenant"] for row in tenants} == {one["tenant"] for one in plain["tenants"]}
+    for row in comparison["tenants"]:
+        base, *others = row["runs"]
+        for one, change in zip(others, row["changes"], strict=True):
+            for field in ("wait_s_p50", "wait_s_p95", "ttft_s_p50", "ttft_s_p95", "service_per_s"):
+                assert change[field] == pytest.approx(one[field] - base[field])
+    assert everybody["changes"][0]["jain"] == pytest.approx(preempting["jain"] - plain["jain"])
+    visitor = next(row for row in tenants if row["tenant"] == "visitor3")
+    assert visitor["changes"][0]["ttft_s_p95"] < -1
 
 
 def test_tables_and_claims_exit_with_1_if_a_bound_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:

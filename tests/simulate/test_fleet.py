@@ -13,7 +13,6 @@ from headrace.simulate.measure import Figures, Window, measure
 from headrace.simulate.outcome import Outcome, Setup, decisions
 from headrace.simulate.published import OVERLOAD, TABLES
 from headrace.simulate.tables import PUBLISHED_ENGINE, REAL_TRACE, rerun
-from headrace.simulate.traces import decision_line, read
 from headrace.simulate.workload import LOADS, Arrival, Client, merged
 
 SMALL = EngineModel(slots=3, kv_tokens=600, cache_blocks=2, long_prompt_tokens=200)
@@ -79,20 +78,6 @@ def test_a_full_queue_refuses() -> None:
     assert all(served.last_us == 0 for served in refused)
     figures = measure(outcome, Window(duration_s=10, warm_up_s=0))
     assert figures.served + figures.refused == figures.requests == 500
-
-
-def test_a_decision_log_replays_to_the_same_decisions() -> None:
-    setup = Setup(name="x", workers=2)
-    first = simulate(setup, merged(LOADS["short-long"](), 30))
-    lines = [
-        decision_line(arrival, granted_us=served.granted_us, replica=served.replica).decode()
-        for arrival, served in decisions(first)
-    ]
-    again = simulate(setup, read(lines, name="log"))
-    start = first.arrivals[0].arrival_us
-    for (_, before), (_, after) in zip(decisions(first), decisions(again), strict=True):
-        assert before.replica == after.replica
-        assert abs(before.granted_us - start - after.granted_us) <= 1
 
 
 def figures_of(load: str, policy: QueuePolicy, *, duration_s: float = 600, engine: EngineModel) -> Figures:

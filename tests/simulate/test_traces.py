@@ -2,8 +2,7 @@
 
 import pytest
 
-from headrace.simulate.traces import TraceError, decision_line, read
-from headrace.simulate.workload import Arrival
+from headrace.simulate.traces import TraceError, read
 
 
 def test_azure() -> None:
@@ -47,21 +46,6 @@ def test_burst_leaves_out_what_failed() -> None:
 def test_token_fairness_in_order_of_time() -> None:
     found = read(["req_time_s,client,prompt_len,output_len\n", "2.5,7,3,4\n", "0.5,13,1,2\n"], name="vtc.csv")
     assert [(one.arrival_us, one.tenant) for one in found] == [(0, "13"), (2_000_000, "7")]
-
-
-def test_a_decision_log_is_read_as_it_was_written() -> None:
-    arrival = Arrival(
-        arrival_us=0,
-        tenant="t",
-        prompt_tokens=5,
-        output_tokens=6,
-        weight=2.5,
-        service_class="batch",
-        priority=-1,
-        blocks=(4, 5),
-    )
-    line = decision_line(arrival, granted_us=9, replica="worker-0").decode()
-    assert read([line], name="log.jsonl") == [arrival]
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,9 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds."""
+    """Seconds; all 0 if there is nothing to measure."""
 
+    count: int
     mean: float
     p50: float
     p90: float
@@ -49,6 +50,7 @@ class TenantFigures(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     weight: float
     requests: int
+    served: int
     refused: int
     service_per_s: float
     """Cost served per second of the window."""
@@ -84,8 +86,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Greatest difference of service by weight since the warm-up between any two tenants."""
     jain: float
     """Of service by weight in the window, over tenants that asked for anything."""
-    busy_share: float
-    slot_share: float
+    busy_share: float | None
+    slot_share: float | None
     hit_share: float
     """Part of all prompt tokens that came out of a prefix cache."""
     tenants: list[TenantFigures]
@@ -94,6 +96,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 def spread(values: Sequence[float]) -> Spread:
     ordered = sorted(values)
     return Spread(
+        count=len(ordered),
         mean=sum(ordered) / len(ordered) if ordered else 0.0,
         p50=percentile(ordered, 0.5),
         p90=percentile(ordered, 0.9),
@@ -195,6 +198,7 @@ def _tenant(
         tenant=line.names[number],
         weight=float(line.weights[number]),
         requests=int(is_its.sum()),
+        served=int((line.is_served & is_its).sum()),
         refused=int((is_refused & is_its).sum()),
         service_per_s=service_per_s,
         wait_s=spread(line.wait[shown].tolist()),

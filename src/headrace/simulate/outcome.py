@@ -56,9 +56,9 @@ class Outcome(msgspec.Struct):
     served: list[Served]
     end_us: int
     """When the last one was served."""
-    busy_share: float
-    """Part of the time, until the end, that the engines computed."""
-    slot_share: float
+    busy_share: float | None = None
+    """Part of the time, until the end, that the engines computed. None where nobody knows."""
+    slot_share: float | None = None
     """Part of all slots, over that time, that were taken."""
 
 

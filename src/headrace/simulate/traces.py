@@ -1,4 +1,4 @@
-"""Traces of requests in the formats they are published in, and the decision log of headrace itself.
+"""Traces of requests in the formats they are published in; and the decision log (`headrace.simulate.decision_log`).
 
 Readers take lines, so that nothing here opens a file.
 """
@@ -11,12 +11,8 @@ from typing import Any
 
 import msgspec
 
-from headrace.errors import SetupError
+from headrace.simulate.decision_log import TraceError, arrival_of, is_decision_log, read_log
 from headrace.simulate.workload import SECOND_US, Arrival
-
-
-class TraceError(SetupError):
-    """A line of a trace is not what its format says."""
 
 
 class _MooncakeLine(msgspec.Struct):
@@ -26,25 +22,7 @@ class _MooncakeLine(msgspec.Struct):
     hash_ids: tuple[int, ...] = ()
 
 
-class DecisionLine(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One request of the decision log: what the queue was told and what it decided. No content, no names of
-    users; tenants by their ids."""
-
-    arrival_us: int
-    tenant: str
-    prompt_tokens: int
-    output_tokens: int
-    weight: float = 1.0
-    service_class: str = "interactive"
-    priority: int = 0
-    blocks: tuple[int, ...] = ()
-    granted_us: int | None = None
-    """None: it was never granted."""
-    replica: str | None = None
-
-
 _MOONCAKE = msgspec.json.Decoder(_MooncakeLine)
-_DECISION = msgspec.json.Decoder(DecisionLine)
 
 
 def read(lines: Iterable[str], *, name: str, tenant: str = "trace") -> list[Arrival]:
@@ -54,8 +32,10 @@ def read(lines: Iterable[str], *, name: str, tenant: str = "trace") -> list[Arri
     """
     stream = iter(lines)
     head = next(stream, "")
+    if is_decision_log(head):
+        return [arrival_of(line) for line in read_log(chain([head], stream), name=name).lines]
     if head.startswith("{"):
-        reader = _json_lines(chain([head], stream), name, tenant)
+        reader = _mooncake(chain([head], stream), name, tenant)
     elif "ContextTokens" in head:
         reader = _azure(csv.DictReader(chain([head], stream)), name, tenant)
     elif "req_time_s" in head:
@@ -76,37 +56,12 @@ def read(lines: Iterable[str], *, name: str, tenant: str = "trace") -> list[Arri
     return [msgspec.structs.replace(one, arrival_us=one.arrival_us - first) for one in arrivals]
 
 
-def decision_line(arrival: Arrival, *, granted_us: int | None, replica: str | None) -> bytes:
-    """A line of the decision log, without its end."""
-    return msgspec.json.encode(
-        DecisionLine(
-            arrival_us=arrival.arrival_us,
-            tenant=arrival.tenant,
-            prompt_tokens=arrival.prompt_tokens,
-            output_tokens=arrival.output_tokens,
-            weight=arrival.weight,
-            service_class=arrival.service_class,
-            priority=arrival.priority,
-            blocks=arrival.blocks,
-            granted_us=granted_us,
-            replica=replica,
-        )
-    )
-
-
-def _json_lines(lines: Iterable[str], name: str, tenant: str) -> Iterator[Arrival]:
-    is_decision: bool | None = None
+def _mooncake(lines: Iterable[str], name: str, tenant: str) -> Iterator[Arrival]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        if is_decision is None:
-            is_decision = '"arrival_us"' in line
         try:
-            yield (
-                _of_decision(_DECISION.decode(line))
-                if is_decision
-                else _of_mooncake(_MOONCAKE.decode(line), tenant)
-            )
+            yield _of_mooncake(_MOONCAKE.decode(line), tenant)
         except (msgspec.DecodeError, ValueError) as error:
             raise TraceError(f"{name}: line {number}: {error}") from error
 
@@ -118,23 +73,6 @@ def _of_mooncake(line: _MooncakeLine, tenant: str) -> Arrival:
         prompt_tokens=line.input_length,
         output_tokens=line.output_length,
         blocks=line.hash_ids,
-    )
-
-
-def _of_decision(line: DecisionLine) -> Arrival:
-    if line.service_class not in ("interactive", "batch"):
-        raise ValueError(f"service_class {line.service_class!r}; allowed are interactive, batch")
-    if not 0 < line.weight < 1e9:
-        raise ValueError(f"weight {line.weight} is not a positive number")
-    return _checked(
-        arrival_us=line.arrival_us,
-        tenant=line.tenant,
-        prompt_tokens=line.prompt_tokens,
-        output_tokens=line.output_tokens,
-        weight=line.weight,
-        service_class=line.service_class,
-        priority=line.priority,
-        blocks=line.blocks,
     )
 
 
