@@ -74,11 +74,11 @@ def test_the_writer_goes_on(ledger: LedgerFile, tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_said(
     ledger: LedgerFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SetupError, match="there is no ledger at .*/nowhere/ledger.db"):
+    with pytest.raises(SetupError, match=r"there is no ledger at .*/nowhere/ledger.db"):
         read_traffic(tmp_path / "nowhere" / "ledger.db", UsageQuery(), SystemClock())
     assert not (tmp_path / "nowhere").exists()
     (tmp_path / "text.db").write_text("no database, but long enough to be looked at" * 50)
-    with pytest.raises(SetupError, match="cannot read .*not a database"):
+    with pytest.raises(SetupError, match=r"cannot read .*not a database"):
         read_traffic(tmp_path / "text.db", UsageQuery(), SystemClock())
     with contextlib.closing(sqlite3.connect(tmp_path / "newer.db")) as newer:
         newer.executescript("CREATE TABLE schema_version (version); INSERT INTO schema_version VALUES (99)")

@@ -3,11 +3,10 @@
 import heapq
 import random
 from collections.abc import Sequence
-from typing import cast
 
 from headrace.admission.controller import AdmissionController, Applicant
 from headrace.admission.entry import Entry, Phase
-from headrace.scheduling.dispatch import ModelQueue, QueueBounds, QueueFull
+from headrace.scheduling.dispatch import QueueBounds, QueueFull
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.policy import Demand
 from headrace.simulate import engine as engines
@@ -62,7 +61,7 @@ class Fleet:
         )
         for name in self._engines:
             queue.add(name, capacity=model.slots, kv_tokens=None if model.has_lookahead else model.kv_tokens)
-        self._controller.queues[MODEL] = cast("ModelQueue[Entry]", queue)
+        self._controller.add_model(MODEL, queue)
         return queue
 
     def run(self) -> Outcome:
