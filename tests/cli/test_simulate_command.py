@@ -1,5 +1,6 @@
 """`headrace simulate` as it is called."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headrace.cli import simulate as command
+from headrace.cli import simulation_load
 from headrace.cli.main import main
 from headrace.simulate.published import OVERLOAD
 from headrace.simulate.tables import line_of
@@ -90,6 +92,31 @@ def test_weights_classes_and_every_policy() -> None:
         (["run", "--load", "overload", "--policy", "fair,weight.c9=1"], "no requests of tenant c9"),
         (["run", "--load", "overload", "--weight", "c1=0"], "above 0"),
         (["run", "--load", "overload", "--weight", "c9=2"], "no requests of tenant c9"),
+        (["run", "--load", "overload", "--policy", "fair", "--policy", "fair"], "'fair' is there twice"),
+        (["run", "--load", "overload", "--policy", "fair,aging=nan"], "aging: 'nan' is not a number"),
+        (["run", "--load", "overload", "--duration", "nan"], "'nan' is not a number"),
+        (["run", "--load", "overload", "--duration", "-5"], "-5.0 is not in the range"),
+        (
+            ["run", "--load", "overload", "--duration", "10000000"],
+            "are more than 10,000,000: a shorter --duration",
+        ),
+        (["run", "--load", "overload", "--quantum", "inf"], "inf"),
+        (["run", "--load", "overload", "--workers", "-1"], "-1 is not in the range"),
+        (["run", "--load", "overload", "--kv-tokens", "-1"], "-1 is not in the range"),
+        (["run", "--load", "overload", "--price", "-1"], "-1.0 is not in the range"),
+        (["run", "--load", "overload", "--seed", "-1"], "-1 is not in the range"),
+        (["run", "--load", "overload", "--weight", "c1=-3"], "above 0"),
+        (
+            ["run", "--load", "overload", "--decisions", "/nowhere/x"],
+            "cannot write /nowhere/x: there is no directory /nowhere",
+        ),
+        (["run", "--load", "overload", "--decisions", "/"], "is a directory"),
+        (["run", "--replay", "/nowhere/x"], "does not exist"),
+        (["run", "--replay", __file__], "line 1: Expected `object`"),
+        (
+            ["run", "--replay", __file__, "--load", "overload", "--workers", "2"],
+            "it does not go with --load, --workers",
+        ),
         (["tables", "--trace", __file__], "line 1 is of no known trace"),
     ],
 )
@@ -98,6 +125,107 @@ def test_what_is_wrong_is_said(arguments: list[str], message: str) -> None:
     assert result.exit_code == 2
     assert message in result.output
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty; known are Azure"),
+        (b"\xff\xfe\x00", "is not text in UTF-8"),
+        (b"\x1f\x8bxx", "cannot be read: "),
+        (gzip.compress(b"req_time_s,client,prompt_len,output_len\n1,2,3,4\n")[:-9], "cannot be read: "),
+        (b'{"timestamp":1,"input_length":5,"output_length":3}\n{bad\n', "line 2: JSON is malformed"),
+        (b"req_time_s,client,prompt_len,output_len\ninf,a,1,2\n", "line 2: req_time_s is 'inf'"),
+        (b'{"format":"headrace-decisions","version":2,"source":"ledger"}\n', "this headrace reads version 1"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_file_is_said_with_its_name(
+    content: bytes, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(content)
+    result = call("run", "--trace", str(path))
+    assert result.exit_code == 2
+    assert result.output.startswith(f"headrace: {path}: "), result.output
+    assert message in result.output
+
+
+def test_traces_may_be_packed_and_begin_with_a_mark(tmp_path: Path) -> None:
+    text = "\ufeffreq_time_s,client,prompt_len,output_len\r\n1,a,30,4\r\n2,b,3,4\r\n"
+    for name, content in (("plain", text.encode()), ("packed", gzip.compress(text.encode()))):
+        (tmp_path / name).write_bytes(content)
+        result = call("run", "--trace", str(tmp_path / name), "--json")
+        assert result.exit_code == 0, result.output
+        assert [one["tenant"] for one in json.loads(result.output)["runs"][0]["tenants"]] == ["a", "b"]
+
+
+def test_a_file_that_unpacks_to_too_much_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulation_load, "TRACE_BYTES_MAX", 2 * 1024 * 1024)
+    (tmp_path / "bomb").write_bytes(gzip.compress(b"req_time_s,client\n" + b"0" * 3 * 1024 * 1024))
+    result = call("run", "--trace", str(tmp_path / "bomb"))
+    assert result.exit_code == 2
+    assert result.output == f"headrace: {tmp_path / 'bomb'}: has more than 2 MiB\n"
+
+
+def test_a_log_is_decided_again_or_what_differs_first_is_said(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    made = call(
+        "run", "--load", "weighted", "--duration", "20", "--policy", "fair,preemption=on,slots=4,weight.w1=3",
+        "--decisions", str(log),
+    )  # fmt: skip
+    assert made.exit_code == 0, made.output
+    same = call("run", "--replay", str(log))
+    assert (same.exit_code, same.output) == (
+        0,
+        "fair,preemption=on,slots=4,weight.w1=3: all 160 requests are decided as in the log\n",
+    )
+    lines = log.read_text().splitlines()
+    line = json.loads(lines[100])
+    lines[100] = json.dumps({**line, "granted_us": line["granted_us"] + 1})
+    log.write_text("\n".join(lines))
+    other = call("run", "--replay", str(log))
+    assert other.exit_code == 1
+    assert "1 of 160 requests are decided differently" in other.output
+    assert f"request 100, of tenant {line['tenant']}, which came at 12.000000 s" in other.output
+    assert f"granted_us is {line['granted_us'] + 1} in the log and {line['granted_us']} now" in other.output
+    found = json.loads(call("run", "--replay", str(log), "--json").output)
+    assert (found["differing"], found["first"]["field"]) == (1, "granted_us")
+    log.write_text("\n".join(lines[1:]))
+    lost = call("run", "--replay", str(log))
+    assert (lost.exit_code, "has lost its first line" in lost.output) == (2, True)
+
+
+def test_a_fleet_has_a_cost_once_there_is_a_price() -> None:
+    arguments = (
+        "run",
+        "--load",
+        "overload",
+        "--duration",
+        "60",
+        "--policy",
+        "fair",
+        "--policy",
+        "fair,workers=2",
+    )
+    one, two = json.loads(call(*arguments, "--price", "3", "--json").output)["runs"]
+    for run, workers in ((one, 1), (two, 2)):
+        assert run["worker_hours"] == pytest.approx(workers * run["end_s"] / 3600)
+        assert run["cost"] == pytest.approx(3 * run["worker_hours"])
+        tokens = run["throughput_tokens_per_s"] * run["end_s"]
+        assert run["cost_per_million_tokens"] == pytest.approx(1e6 * run["cost"] / tokens)
+    assert "cost_per_million_tokens" in call(*arguments, "--price", "3").output
+    assert "cost" not in call(*arguments).output.partition("by tenant")[0]
+
+
+def test_requests_larger_than_a_worker_are_said_to_be() -> None:
+    result = call("run", "--load", "overload", "--duration", "5", "--policy", "fair,kv-tokens=100")
+    assert result.exit_code == 0
+    assert (
+        "fair,kv-tokens=100: 23 of 23 requests are larger than a worker's memory (--kv-tokens 100)"
+        in result.output
+    )
 
 
 def test_a_policy_may_have_options_of_its_own() -> None:

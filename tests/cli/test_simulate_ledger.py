@@ -63,11 +63,17 @@ def test_a_policy_change_is_seen_before_it_is_applied(tmp_path: Path) -> None:
         text = path.read_text()
         assert not any(word in text for word in ("secret", "mary", "req_", "key"))
     # And without the server.
+    refused = run("run", "--replay", str(log))
+    assert (refused.returncode, "came out of a ledger" in refused.stderr) == (2, True)
+    assert run("run", "--replay", str(tmp_path / "decided")).returncode == 0
     again = run("run", "--trace", str(log), "--policy", "fair", "--json")
     assert json.loads(again.stdout)["runs"][1]["requests"] == 10
     text = run("run", "--from-ledger", str(data), "--policy", "fair", "--policy", "fifo")
     assert "requests in the ledger are replayed; 1 of these ended early" in text.stderr
     assert "in brackets: compared with fair" in text.stdout
+    # The file does as well as its directory.
+    same = run("run", "--from-ledger", str(data / "ledger.db"), "--policy", "fair", "--policy", "fifo")
+    assert same.stdout == text.stdout
     empty = run("run", "--from-ledger", str(data), "--to", "2020-01-01")
     assert (empty.returncode, "no operations in this period" in empty.stderr) == (2, True)
 
@@ -77,6 +83,7 @@ def test_a_policy_change_is_seen_before_it_is_applied(tmp_path: Path) -> None:
     [
         (["--from-ledger", "{}"], "there is no ledger at"),
         (["--from-ledger", "{}/none"], "does not exist"),
+        (["--from-ledger", __file__], "cannot read "),
         (["--from-ledger", "{}", "--from", "soon"], "from is a date (2026-10-01)"),
         (["--from-ledger", "{}", "--from", "2026-01-02", "--to", "2026-01-01"], "to must be later than from"),
         (["--from-ledger", "{}", "--load", "overload"], "one of --trace FILE, --load NAME and --from-ledger"),

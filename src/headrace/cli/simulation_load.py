@@ -3,15 +3,18 @@
 import gzip
 import io
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import click
 import msgspec
 
 from headrace.admin.usage_query import BadQuery, parse_query
+from headrace.bounds import MIB, TRACE_BYTES_MAX, TRACE_REQUESTS_MAX
 from headrace.clock import SystemClock
+from headrace.errors import SetupError
 from headrace.simulate.decision_log import (
     DecisionLog,
     TraceError,
@@ -29,8 +32,9 @@ from headrace.simulate.workload import LOADS, Arrival, merged
 from headrace.store.traffic import read_traffic, tenant_weights
 
 RECORDED: Final = "recorded"
-UNREADABLE: Final = (OSError, EOFError, zlib.error, UnicodeDecodeError)
-"""What a file that is no trace may end in."""
+_UNREADABLE: Final = (OSError, EOFError, zlib.error, UnicodeDecodeError)
+"""What reading a file that is no trace may end in."""
+_BUFFER_BYTES: Final = 256 * 1024
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
@@ -59,12 +63,10 @@ class Load(msgspec.Struct, kw_only=True):
 
 
 def load_of(options: dict[str, Any]) -> Load:
-    """What the options of a run ask for. Raises `click.UsageError`, `SetupError`, and what `UNREADABLE` names."""
+    """What the options of a run ask for. Raises `click.UsageError` and `HeadraceError`."""
     sources = sum((bool(options["traces"]), options["load"] is not None, options["from_ledger"] is not None))
     if sources != 1:
-        raise click.UsageError(
-            "say what to serve: one of --trace FILE, --load NAME and --from-ledger DATA_DIR"
-        )
+        raise click.UsageError("say what to serve: one of --trace FILE, --load NAME and --from-ledger LEDGER")
     if options["from_ledger"] is None:
         for name in ("from_", "to", "tenant", "model"):
             if options[name] is not None:
@@ -75,8 +77,9 @@ def load_of(options: dict[str, Any]) -> Load:
     return _adapted(found, options)
 
 
-def of_ledger(directory: Path, options: dict[str, Any]) -> Load:
-    """What the operations of a server's ledger amount to. The server may run meanwhile."""
+def of_ledger(path: Path, options: dict[str, Any]) -> Load:
+    """What the operations of a server's ledger amount to. The server may run meanwhile. `path` is the ledger, or its
+    directory; tenants' weights come out of the control.db beside it."""
     filters = {
         "from": options["from_"],
         "to": options["to"],
@@ -87,10 +90,11 @@ def of_ledger(directory: Path, options: dict[str, Any]) -> Load:
         query = parse_query({name: value for name, value in filters.items() if value is not None})
     except BadQuery as error:
         raise click.BadParameter(str(error), param_hint=f"--{error.field}") from error
-    path = directory / "ledger.db"
+    if path.is_dir():
+        path = path / "ledger.db"
     rows = read_traffic(path, query, SystemClock())
     try:
-        found = record(rows, tenant_weights(directory / "control.db"), name=str(path))
+        found = record(rows, tenant_weights(path.with_name("control.db")), name=str(path))
     except TraceError as error:
         if query.model is None and "several models" in str(error):
             raise TraceError(f"{error}; choose one with --model") from error
@@ -101,38 +105,84 @@ def of_ledger(directory: Path, options: dict[str, Any]) -> Load:
 
 
 def read_trace(path: Path) -> list[Arrival]:
-    """The requests of a trace, which may be packed (gzip). Raises `TraceError` and what `UNREADABLE` names."""
-    return read(_lines(path), name=str(path), tenant=path.name)
+    """The requests of a trace, which may be packed (gzip). Raises `SetupError`."""
+    with _lines(path) as lines:
+        return read(lines, name=str(path), tenant=path.name)
+
+
+def read_decisions(path: Path) -> DecisionLog:
+    """A decision log, which may be packed (gzip). Raises `SetupError`."""
+    with _lines(path) as lines:
+        return read_log(lines, name=str(path))
 
 
 def _of_traces(paths: Sequence[Path]) -> Load:
     if len(paths) == 1:
-        lines = _lines(paths[0])
-        if lines and is_decision_log(lines[0]):
-            return _of_log(read_log(lines, name=str(paths[0])))
+        with _lines(paths[0]) as lines:
+            is_log = is_decision_log(lines.readline())
+        if is_log:
+            return _of_log(read_decisions(paths[0]))
     arrivals = [arrival for path in paths for arrival in read_trace(path)]
     arrivals.sort(key=lambda arrival: arrival.arrival_us)
     return Load(arrivals=arrivals)
 
 
-def _lines(path: Path) -> list[str]:
-    content = path.read_bytes()
-    if content.startswith(_GZIP_MAGIC):
-        content = gzip.decompress(content)
-    return list(io.StringIO(content.decode("utf-8")))
+class _Bounded(io.RawIOBase):
+    """A file of which no more than `TRACE_BYTES_MAX` can be read, packed small as it may be."""
+
+    def __init__(self, inner: io.BufferedIOBase) -> None:
+        super().__init__()
+        self._inner = inner
+        self._left = TRACE_BYTES_MAX
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        count = self._inner.readinto(buffer)
+        self._left -= count
+        if self._left < 0:
+            raise SetupError(f"has more than {TRACE_BYTES_MAX // MIB:,} MiB")
+        return count
+
+
+@contextmanager
+def _lines(path: Path) -> Iterator[TextIO]:
+    """The lines of a file. What is wrong with it, here or where they are read, is a `SetupError` that names it."""
+    try:
+        with path.open("rb") as file:
+            is_packed = file.peek(2)[:2] == _GZIP_MAGIC
+            inner = gzip.GzipFile(fileobj=file) if is_packed else file
+            buffered = io.BufferedReader(_Bounded(inner), _BUFFER_BYTES)
+            with io.TextIOWrapper(buffered, encoding="utf-8-sig", newline="") as lines:
+                yield lines
+    except TraceError:
+        raise
+    except _UNREADABLE as error:
+        what = "is not text in UTF-8" if isinstance(error, UnicodeDecodeError) else f"cannot be read: {error}"
+        raise SetupError(f"{path}: {what}") from error
+    except SetupError as error:
+        raise SetupError(f"{path}: {error}") from error
 
 
 def _of_log(log: DecisionLog) -> Load:
+    setup = log.header.setup if log.header else None
     return Load(
         arrivals=[arrival_of(line) for line in log.lines],
         served=[served_of(line) for line in log.lines] if has_recorded_times(log.lines) else None,
-        prediction=log.header.prediction if log.header else None,
+        prediction=setup.prediction if setup else None,
     )
 
 
 def _synthetic(options: dict[str, Any]) -> Load:
     duration_s = options["duration"] * options["speed"]
-    arrivals = merged(LOADS[options["load"]](), duration_s, seed=options["seed"])
+    clients = LOADS[options["load"]]()
+    rate_rps = sum(client.rate_rps for client in clients)
+    if rate_rps * duration_s > TRACE_REQUESTS_MAX:
+        raise click.UsageError(
+            f"{rate_rps:g} requests/s for {duration_s:,.0f} s are more than {TRACE_REQUESTS_MAX:,}: a shorter --duration"
+        )
+    arrivals = merged(clients, duration_s, seed=options["seed"])
     start_us = arrivals[0].arrival_us if arrivals else 0
     return Load(
         arrivals=[msgspec.structs.replace(one, arrival_us=one.arrival_us - start_us) for one in arrivals]

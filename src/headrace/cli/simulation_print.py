@@ -8,6 +8,7 @@ import click
 from headrace.simulate.compare import CHANGED, Comparison, Row
 from headrace.simulate.measure import Figures, Spread
 from headrace.simulate.recorded import Recorded
+from headrace.simulate.replay import Replay
 from headrace.simulate.tables import Line
 
 TENANTS_SHOWN = 20
@@ -21,6 +22,7 @@ def print_figures(runs: Sequence[Figures]) -> None:
             (name, *(show(getattr(one, name.partition(" ")[0])) for one in runs))
             for names, show in _SHOWN
             for name in names
+            if name not in _ONLY_IF_KNOWN or any(getattr(one, name) is not None for one in runs)
         ),
     ]
     _print_columns(rows)
@@ -59,6 +61,20 @@ def print_lines(lines: Sequence[Line]) -> None:
             if line.table == table
         ]
         _print_columns(rows)
+
+
+def print_replay(found: Replay) -> None:
+    """Whether a log was decided the same again."""
+    first = found.first
+    if first is None:
+        click.echo(f"{found.policy}: all {found.requests:,} requests are decided as in the log")
+        return
+    click.echo(
+        f"{found.policy}: {found.differing:,} of {found.requests:,} requests are decided differently\n"
+        f"first, {first.at_us / 1e6:.6f} s after the first arrival: request {first.request:,}, of tenant {first.tenant},"
+        f" which came at {first.arrival_us / 1e6:.6f} s:\n"
+        f"  {first.field} is {_plain(first.logged)} in the log and {_plain(first.decided)} now"
+    )
 
 
 def summary_of(found: Recorded) -> str:
@@ -100,7 +116,8 @@ def _percent(value: float | None, base: float | None) -> str:
         return ""
     if base == 0 or abs(value / base) >= 10:
         return f" ({value - base:+,.1f})"
-    return f" ({100 * (value / base - 1):+.0f} %)"
+    percent = round(100 * (value / base - 1))
+    return f" ({percent:+d} %)" if percent else ""
 
 
 def _print_columns(rows: Sequence[Sequence[str]]) -> None:
@@ -113,6 +130,14 @@ def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.2f}"
+
+
+def _plain(value: object) -> str:
+    return "nothing" if value is None else str(value)
+
+
+def _money(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.4g}"
 
 
 def _share(value: float | None) -> str:
@@ -138,5 +163,7 @@ _SHOWN: tuple[tuple[tuple[str, ...], Callable[[Any], str]], ...] = (
     (("difference_max", "difference_mean", "difference_variance", "accumulated_difference"), _number),
     (("preemptions", "lost_tokens"), _number),
     (("jain", "busy_share", "slot_share", "hit_share"), _share),
+    (("worker_hours", "cost", "cost_per_million_tokens"), _money),
 )
 """Figures of a run, and how each is printed."""
+_ONLY_IF_KNOWN = ("cost", "cost_per_million_tokens")

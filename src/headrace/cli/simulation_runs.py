@@ -1,10 +1,11 @@
 """The runs that `headrace simulate run` compares: a policy for each, with what is changed for it alone."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from headrace.cli.simulation_load import Load, weights_of
 from headrace.scheduling.policy import POLICIES, QueuePolicy
@@ -126,6 +127,35 @@ def _setup(variant: Variant, load: Load) -> Setup:
     )
 
 
+def check_alone(name: str, context: click.Context, *, besides: Collection[str]) -> None:
+    """Raises `click.UsageError` if other options than `besides` go with this one."""
+    asked = [
+        parameter.opts[-1]
+        for parameter in context.command.params
+        if parameter.name not in (name, *besides)
+        and context.get_parameter_source(parameter.name or "") is not ParameterSource.DEFAULT
+    ]
+    if asked:
+        raise click.UsageError(
+            f"--{name} takes fleet, policy and requests out of its file; it does not go with {', '.join(asked)}"
+        )
+
+
+def notes_of(load: Load, variants: Sequence[Variant]) -> list[str]:
+    """What may surprise in the figures."""
+    sizes = [one.prompt_tokens + one.output_tokens for one in load.arrivals]
+    notes = []
+    for variant in variants:
+        room = variant.options["kv_tokens"]
+        number = sum(size > room for size in sizes)
+        if number:
+            notes.append(
+                f"{variant.name}: {number:,} of {len(sizes):,} requests are larger than a worker's memory (--kv-tokens"
+                f" {room}); each of them runs alone on its worker"
+            )
+    return notes
+
+
 def variants_of(texts: Sequence[str], context: click.Context, options: Mapping[str, Any]) -> list[Variant]:
     """All runs, in the order asked for."""
     parameters = {
@@ -140,4 +170,7 @@ def variants_of(texts: Sequence[str], context: click.Context, options: Mapping[s
         except click.BadParameter as error:
             raise click.BadParameter(f"{name}: {error.message}", param_hint="--policy") from error
 
+    twice = next((text for text in texts if texts.count(text) > 1), None)
+    if twice is not None:
+        raise click.BadParameter(f"{twice!r} is there twice", param_hint="--policy")
     return [variant_of(text, options, convert) for text in texts]

@@ -11,10 +11,18 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
+from headrace.bounds import (
+    PRIORITY_MAX,
+    TRACE_REQUESTS_MAX,
+    TRACE_SECONDS_MAX,
+    TRACE_TIME_US_MAX,
+    TRACE_TOKENS_MAX,
+)
 from headrace.errors import SetupError
 from headrace.scheduling.policy import ServiceClass
-from headrace.simulate.outcome import Outcome, Prediction, Served
-from headrace.simulate.workload import Arrival
+from headrace.simulate.logged_setup import LoggedSetup, logged
+from headrace.simulate.outcome import Outcome, Served
+from headrace.simulate.workload import SECOND_US, Arrival
 
 FORMAT: Final = "headrace-decisions"
 VERSION: Final = 1
@@ -27,16 +35,14 @@ class TraceError(SetupError):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a log is. The same trace under the same policy, prediction, seed and fleet gives the same decisions."""
+    """What a log is."""
 
     format: Literal["headrace-decisions"]
     version: int
     source: Literal["simulation", "ledger"]
-    policy: str | None = None
-    """As it was asked for. None: whatever the server did."""
-    prediction: Prediction | None = None
-    seed: int | None = None
-    workers: int | None = None
+    setup: LoggedSetup | None = None
+    """Policy and fleet, whole: the same requests under them get the same decisions (`headrace.simulate.replay`).
+    None: whatever a server did."""
     start_ts: int | None = None
     """Of time 0, in microseconds since 1970 UTC, where that means anything."""
 
@@ -68,6 +74,11 @@ class DecisionLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """First token. None: none came."""
     last_us: int | None = None
     replica: str | None = None
+    """The one that served it to its end."""
+    preemptions: int = 0
+    """How often it was stopped for another."""
+    lost_tokens: int = 0
+    """That had been computed when it was stopped, and were computed again."""
 
 
 class DecisionLog(msgspec.Struct, frozen=True):
@@ -103,9 +114,16 @@ def read_log(lines: Iterable[str], *, name: str) -> DecisionLog:
                 found.append(_checked(_LINE.decode(line)))
         except (msgspec.DecodeError, ValueError) as error:
             raise TraceError(f"{name}: line {number}: {error}") from error
+        if len(found) > TRACE_REQUESTS_MAX:
+            raise TraceError(f"{name}: has more than {TRACE_REQUESTS_MAX:,} requests")
     if not found:
         raise TraceError(f"{name}: has no requests")
-    return DecisionLog(header, in_order(found))
+    lines_in_order = in_order(found)
+    if lines_in_order[-1].arrival_us > TRACE_SECONDS_MAX * SECOND_US:
+        raise TraceError(
+            f"{name}: its last request comes more than {TRACE_SECONDS_MAX:,} s after its first one"
+        )
+    return DecisionLog(header, lines_in_order)
 
 
 def in_order(lines: list[DecisionLine]) -> list[DecisionLine]:
@@ -124,16 +142,7 @@ def write_log(header: Header, lines: Iterable[DecisionLine]) -> Iterator[bytes]:
 
 def log_of(outcome: Outcome) -> tuple[Header, list[DecisionLine]]:
     """What a simulated fleet decided."""
-    setup = outcome.setup
-    header = Header(
-        format=FORMAT,
-        version=VERSION,
-        source="simulation",
-        policy=setup.name,
-        prediction=setup.prediction,
-        seed=setup.seed,
-        workers=setup.workers,
-    )
+    header = Header(format=FORMAT, version=VERSION, source="simulation", setup=logged(outcome.setup))
     lines = [_line(arrival, one) for arrival, one in zip(outcome.arrivals, outcome.served, strict=True)]
     return header, in_order(lines) if lines else lines
 
@@ -170,6 +179,8 @@ def served_of(line: DecisionLine) -> Served:
         expected_output_tokens=line.expected_output_tokens or 0,
         replica=line.replica,
         is_refused=line.outcome == REFUSED,
+        num_preemptions=line.preemptions,
+        lost_tokens=line.lost_tokens,
     )
 
 
@@ -198,6 +209,8 @@ def _line(arrival: Arrival, served: Served) -> DecisionLine:
         first_us=served.first_us if is_served else None,
         last_us=served.last_us if is_served else None,
         replica=served.replica,
+        preemptions=served.num_preemptions,
+        lost_tokens=served.lost_tokens,
     )
 
 
@@ -222,12 +235,17 @@ def _checked(line: DecisionLine) -> DecisionLine:
         raise ValueError(f"service_class {line.service_class!r}; allowed are {', '.join(_CLASSES)}")
     if not 0 < line.weight < 1e9:
         raise ValueError(f"weight {line.weight} is not a positive number")
-    if min(line.prompt_tokens, line.output_tokens, line.cached_tokens) < 0:
-        raise ValueError("tokens cannot be negative")
+    for name in ("prompt_tokens", "output_tokens", "cached_tokens", "expected_output_tokens"):
+        tokens = getattr(line, name)
+        if tokens is not None and not 0 <= tokens <= TRACE_TOKENS_MAX:
+            raise ValueError(f"{name} is {tokens}; allowed are 0 to {TRACE_TOKENS_MAX:,}")
+    if abs(line.priority) > PRIORITY_MAX:
+        raise ValueError(f"priority is {line.priority}; allowed are -{PRIORITY_MAX} to {PRIORITY_MAX}")
+    for name in ("arrival_us", "granted_us", "first_us", "last_us", "waited_us"):
+        if abs(getattr(line, name) or 0) > TRACE_TIME_US_MAX:
+            raise ValueError(f"{name} is {getattr(line, name)}; allowed is up to {TRACE_TIME_US_MAX:,}")
     if line.cached_tokens > line.prompt_tokens:
         raise ValueError(
             f"cached_tokens {line.cached_tokens} are more than prompt_tokens {line.prompt_tokens}"
         )
-    if line.expected_output_tokens is not None and line.expected_output_tokens < 0:
-        raise ValueError("expected_output_tokens cannot be negative")
     return line

@@ -19,6 +19,8 @@ from headrace.scheduling.steps import PrefillPace, StepLimits, share_out
 from headrace.simulate.cache import BLOCK_TOKENS, PrefixCache
 from headrace.simulate.workload import Arrival
 
+Prefill = Literal["chunked", "whole"]
+
 
 class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
     """One replica. Times in microseconds. The defaults are Llama-2-7B on an A10G, fitted to published runs."""
@@ -30,7 +32,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
     decode_us_per_sequence: float = 110.0
     slots: int = 32
     kv_tokens: int = 10_000
-    prefill: Literal["chunked", "whole"] = "chunked"
+    prefill: Prefill = "chunked"
     steps_per_round: int = 1
     """Newcomers are taken up after so many steps."""
     has_lookahead: bool = False

@@ -90,6 +90,12 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     slot_share: float | None
     hit_share: float
     """Part of all prompt tokens that came out of a prefix cache."""
+    worker_hours: float | None
+    """Of all workers, from the first arrival until the last one was served. None where nobody knows."""
+    cost: float | None
+    """Of these hours, in whatever the price was. None without a price."""
+    cost_per_million_tokens: float | None
+    """Prompt and answer tokens of all that were served."""
     tenants: list[TenantFigures]
 
 
@@ -106,7 +112,7 @@ def spread(values: Sequence[float]) -> Spread:
     )
 
 
-class _Timeline:
+class Timeline:
     """When each tenant was served, and asked, how much."""
 
     def __init__(self, outcome: Outcome) -> None:
@@ -145,9 +151,9 @@ class _Timeline:
         return np.bincount(self.tenant, amounts, minlength=len(self.names)).astype(np.float64)
 
 
-def measure(outcome: Outcome, window: Window) -> Figures:
-    """All figures of a run."""
-    line = _Timeline(outcome)
+def measure(outcome: Outcome, window: Window, *, price_per_hour: float | None = None) -> Figures:
+    """All figures of a run. The price is a worker's."""
+    line = Timeline(outcome)
     differences, accumulated = _over_time(line, window)
     counted = line.is_served & (line.arrival >= _warm_up(line, window))
     ttft, latency = line.first - line.arrival, line.last - line.arrival
@@ -162,6 +168,9 @@ def measure(outcome: Outcome, window: Window) -> Figures:
         if one.last_us
     )
     end_s = outcome.end_us / 1e6
+    # Of what a server did, nobody knows with how many workers.
+    worker_hours = None if outcome.busy_share is None else outcome.setup.workers * end_s / 3600
+    cost = None if worker_hours is None or price_per_hour is None else worker_hours * price_per_hour
     return Figures(
         name=outcome.setup.name,
         requests=len(outcome.arrivals),
@@ -182,6 +191,9 @@ def measure(outcome: Outcome, window: Window) -> Figures:
         busy_share=outcome.busy_share,
         slot_share=outcome.slot_share,
         hit_share=sum(one.cached_tokens for one in outcome.served) / max(prompt_tokens, 1),
+        worker_hours=worker_hours,
+        cost=cost,
+        cost_per_million_tokens=None if cost is None or not tokens else 1e6 * cost / tokens,
         tenants=[
             _tenant(line, number, counted, is_refused, float(served_per_s[number]))
             for number in range(len(line.names))
@@ -190,7 +202,7 @@ def measure(outcome: Outcome, window: Window) -> Figures:
 
 
 def _tenant(
-    line: _Timeline, number: int, counted: Flags, is_refused: Flags, service_per_s: float
+    line: Timeline, number: int, counted: Flags, is_refused: Flags, service_per_s: float
 ) -> TenantFigures:
     is_its = line.tenant == number
     shown = counted & is_its
@@ -207,12 +219,12 @@ def _tenant(
     )
 
 
-def _warm_up(line: _Timeline, window: Window) -> float:
+def _warm_up(line: Timeline, window: Window) -> float:
     """None for a trace that is shorter than its warm-up."""
     return window.warm_up_s if len(line.arrival) and line.arrival[-1] > window.warm_up_s else 0.0
 
 
-def _over_time(line: _Timeline, window: Window) -> tuple[list[float], float]:
+def _over_time(line: Timeline, window: Window) -> tuple[list[float], float]:
     """(service difference at each tick, greatest accumulated difference). The first window begins a step after
     the beginning; the last one is half outside, as in the published measure. Service accumulates from the beginning
     of the first window to that of each."""
