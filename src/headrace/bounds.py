@@ -118,6 +118,21 @@ BATCH_COST_ALPHA_MIN: Final = 0.3
 BATCH_COST_ALPHA_MAX: Final = 1.0
 """How much of a longest answer counts when a static batch is collected."""
 
+# --- the simulator -----------------------------------------------------------------------------
+TRACE_BYTES_MAX: Final = 2048 * MIB
+"""Of a trace or decision log, unpacked."""
+TRACE_REQUESTS_MAX: Final = 10_000_000
+"""Of a trace, or a synthetic load."""
+TRACE_TOKENS_MAX: Final = 10_000_000
+"""Of a prompt or an answer in a trace."""
+TRACE_SECONDS_MAX: Final = 100_000_000
+"""From the first request of a trace to the last: three years."""
+TRACE_TIME_US_MAX: Final = 4 * 10**15
+"""Times in traces are at most so far from 0: traces that count from 1970 end in 2096."""
+SIMULATED_WORKERS_MAX: Final = 1000
+SIMULATED_SLOTS_MAX: Final = 4096
+SEED_MAX: Final = 2**63 - 1
+
 # --- sessions -----------------------------------------------------------------------------------
 SESSIONS_MAX: Final = 100_000
 """Sessions known at once, of all tenants; the one that was idle longest makes room."""
