@@ -112,6 +112,18 @@ BATCH_COST_ALPHA_MAX: Final = 1.0
 SESSIONS_MAX: Final = 100_000
 """Sessions known at once, of all tenants; the one that was idle longest makes room."""
 
+# --- where requests went ---------------------------------------------------------------------------
+PROMPT_BLOCKS_MAX: Final = 256
+"""A prompt is recognised by at most so many blocks of its beginning."""
+AFFINITY_ENTRIES_MAX: Final = 32_768
+"""Blocks and conversations of one model whose workers are remembered."""
+AFFINITY_TENANT_ENTRIES_MAX: Final = 4_096
+"""So many of them of one tenant, or of one group of tenants."""
+PLACES_REMEMBERED_MAX: Final = 8
+"""So many workers of each."""
+AFFINITY_ENTRY_BYTES_MAX: Final = 1_280
+"""Memory that one of them takes, whatever it stands for: all of one model's stay below 42 MB."""
+
 # --- caches ------------------------------------------------------------------------------------
 VERIFIED_KEYS_MAX: Final = 10_000
 CALLERS_RESOLVED_MAX: Final = 10_000
@@ -129,4 +141,5 @@ assert DEPARTMENTS_MAX + LIMITED_USERS_MAX + LIMITED_MODELS_MAX <= TENANT_PAGE_E
 assert (
     TENANT_PAGE_ENTRIES_MAX * (max(USER_BYTES_MAX, MODEL_NAME_BYTES_MAX) + LIMITS_BYTES_MAX) < FRAME_BYTES_MAX
 )
+assert PROMPT_BLOCKS_MAX < AFFINITY_TENANT_ENTRIES_MAX <= AFFINITY_ENTRIES_MAX
 assert HEADER_SECONDS_MAX < BODY_SECONDS_MAX < KEEP_ALIVE_SECONDS

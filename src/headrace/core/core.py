@@ -15,6 +15,7 @@ from headrace.admission.controller import AdmissionController, Applicant, LimitR
 from headrace.admission.entry import Entry, Phase
 from headrace.api import refusals
 from headrace.api.chat import LatencySla
+from headrace.caching.slots import KEPT_IN_FULL, CacheOrder
 from headrace.clock import Clock
 from headrace.config.scheduling import SchedulingSettings, ServiceClass
 from headrace.config.settings import ModelSettings, Settings
@@ -144,13 +145,14 @@ class Core:
         priority: int = 0,
         is_exact: bool,
         is_final: bool = False,
+        cache: CacheOrder = KEPT_IN_FULL,
     ) -> Operation:
         """Check every limit, hold the tokens, take a place in the queue and journal the reservation, or
         refuse: one decision, all or nothing.
 
         `reservation.prompt_tokens_estimated` is an upper bound of the prompt unless `is_exact`. Where only
         the bound stands in the way, `NeedsCount` asks for the exact count; where only the bounds of others do,
-        `NeedsTrim` asks for `count_held`, unless `is_final`. The operation is an async context manager:
+        `NeedsTrim` asks for `count_held`, unless `is_final`. `cache` says what workers may have of it. The operation is an async context manager:
         entering it waits for the journal, leaving it for any reason settles it.
         Raises `Refusal` (404, 429, 503); refusals of a known model are recorded.
         """
@@ -184,6 +186,8 @@ class Core:
             for evicted in admitted.evicted:
                 self._open[evicted.request_id].refuse(refusals.queue_displaced())
         self._open[entry.request_id] = operation
+        if model.affinity is not None and applicant.demand is not None:
+            model.recognise(entry, messages, cache, prompt_tokens=applicant.demand.prompt_tokens)
         self._watch.accepted(operation)
         self._dispatcher.dispatch(model)
         return operation
@@ -260,9 +264,9 @@ class Core:
         """Forget a session and what the workers keep of it. False if there is none of this tenant."""
         if not self.sessions.end(session_id, tenant):
             return False
+        session = session_key(tenant, session_id)
         for model in self.models.values():
-            for replica in model.replicas.values():
-                replica.end_session(session_key(tenant, session_id))
+            model.end_session(tenant, session)
         return True
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":

@@ -49,7 +49,7 @@ class ChatCompletions:
         exchange.model = call.model
         exchange.is_stream = call.is_stream
         cache = self._cache(identity, call)
-        operation = await self._accept(exchange, identity, call)
+        operation = await self._accept(exchange, identity, call, cache)
         exchange.limit_headers = self._core.accounts.headers(operation.entry.accounts)
         if operation.size.is_clamped:
             exchange.limit_headers += CLAMPED % operation.size.maximum
@@ -62,7 +62,9 @@ class ChatCompletions:
         finally:
             exchange.record = operation.record
 
-    async def _accept(self, exchange: Exchange, identity: Identity, call: ChatCall) -> Operation:
+    async def _accept(
+        self, exchange: Exchange, identity: Identity, call: ChatCall, cache: CacheOrder
+    ) -> Operation:
         """Accept with a proven upper bound of the prompt; where bounds would refuse it, with exact counts."""
         # A token stands for at least one byte, so the bytes of a prompt bound its tokens from above.
         bound = sum(len(message.content.encode()) for message in call.messages)
@@ -78,6 +80,7 @@ class ChatCompletions:
                     priority=call.priority,
                     is_exact=is_exact,
                     is_final=not tries_left,
+                    cache=cache,
                 )
             except NeedsCount:
                 exact = await self._core.count_prompt(call.model, call.messages)

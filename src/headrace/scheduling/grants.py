@@ -42,11 +42,14 @@ class Grants(Generic[Ticket]):
     def add(self, job: Job[Ticket], replica: Replica) -> None:
         job.replica = replica
         self._on[replica][job.ticket] = job
+        replica.unread_tokens += _unread(job)
         self.num_reading_long += self._is_reading_long(job)
 
     def answered(self, job: Job[Ticket]) -> None:
         """Its prompt has been read in, or never will be."""
         self.num_reading_long -= self._is_reading_long(job)
+        if not job.has_answered and job.replica is not None:
+            job.replica.unread_tokens -= _unread(job)
         job.has_answered = True
 
     def remove(self, job: Job[Ticket]) -> None:
@@ -71,3 +74,8 @@ class Grants(Generic[Ticket]):
     def _is_reading_long(self, job: Job[Ticket]) -> bool:
         limit = self._long_prompt_tokens
         return limit is not None and not job.has_answered and job.demand.prompt_tokens > limit
+
+
+def _unread(job: Job[Ticket]) -> int:
+    """What its demand says does not change while it is granted."""
+    return max(0, job.demand.prompt_tokens - job.demand.cached_tokens)
