@@ -121,6 +121,8 @@ AFFINITY_TENANT_ENTRIES_MAX: Final = 4_096
 """So many of them of one tenant, or of one group of tenants."""
 PLACES_REMEMBERED_MAX: Final = 8
 """So many workers of each."""
+KEPT_SESSIONS_MAX: Final = 4_096
+"""Conversations that a worker names when it starts."""
 AFFINITY_ENTRY_BYTES_MAX: Final = 1_280
 """Memory that one of them takes, whatever it stands for: all of one model's stay below 42 MB."""
 

@@ -208,6 +208,24 @@ def test_after_its_worker_was_killed_a_conversation_goes_on_elsewhere_and_is_rig
         assert prompt_tokens(after) - cached(after) < TURN_TOKENS_MAX
 
 
+def test_conversations_go_back_to_their_workers_after_a_restart(tmp_path: Path) -> None:
+    names = [f"talk-{number}" for number in range(6)]
+    with platform(tmp_path, models=[two_workers()]) as served:
+        with ThreadPoolExecutor(len(names)) as pool:
+            talks = list(
+                pool.map(lambda name: talk(served, served.key, name, turns=2, conversation_id=name), names)
+            )
+        homes = [worker_of(served, replies[-1]) for replies in talks]
+        assert set(homes) == {"stub-0", "stub-1"}
+        key = served.key
+    with platform(tmp_path, models=[two_workers()]) as served:
+        for name, home in zip(names, homes, strict=True):
+            reply = ask(served, key, [user(f"{name}: {LONG}")], max_tokens=2, conversation_id=name)
+            assert worker_of(served, reply) == home
+            assert cached(reply) > TOKENS - 32
+        assert placements(served)["session"] == len(names)
+
+
 def test_a_model_with_one_worker_has_no_choice(tmp_path: Path) -> None:
     model = {**two_workers(), "workers": 1}
     with platform(tmp_path / "data", models=[model]) as served:

@@ -118,6 +118,23 @@ def test_it_is_forgotten_in_time_and_when_the_session_ends() -> None:
     assert len(affinity) == 1, "what is over makes room by itself"
 
 
+def test_what_an_earlier_life_has_put_aside_counts_less_than_where_it_went_since() -> None:
+    affinity = affinity_of("r", "s")
+    keys = keys_of(TEXT, session="t/c/k/a")
+    assert keys.session is not None
+    affinity.bring("t", keys.session, "r", until_us=500)
+    assert affinity.warmth(keys) == Warmth({}, home="r")
+    affinity.bring("t", keys.session, "s", until_us=400)
+    assert affinity.warmth(keys) == Warmth({}, home="r"), "used there later"
+    affinity.advance(600)
+    assert affinity.warmth(keys) is None
+    affinity.bring("t", keys.session, "s", until_us=500)
+    assert (affinity.warmth(keys), len(affinity)) == (None, 0), "over before it came"
+    affinity.place(keys, "s")
+    affinity.bring("t", keys.session, "r", until_us=700)
+    assert affinity.warmth(keys) == Warmth({"s": len(TEXT) // 4}, home="s")
+
+
 def test_a_tenant_that_floods_keeps_to_its_part_and_others_keep_theirs() -> None:
     affinity = affinity_of("r", entries_max=40, tenant_entries_max=20)
     quiet = keys_of(TEXT, tenant="quiet")

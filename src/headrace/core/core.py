@@ -5,7 +5,7 @@ is pure code in `headrace.admission` and `headrace.ledger`; here are the futures
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -40,9 +40,10 @@ from headrace.request.controls import AS_CONFIGURED, Controls
 from headrace.request.messages import Message
 from headrace.scheduling.dispatch import NoReplica, QueueFull
 from headrace.scheduling.policy import QueuePolicy
+from headrace.scheduling.prompt_keys import session_key_of
 from headrace.store.errors import StoreUnavailable
 from headrace.store.journal import Journal
-from headrace.worker.messages import AttemptRecord
+from headrace.worker.messages import AttemptRecord, KeptSession
 
 _log = structlog.get_logger()
 
@@ -100,10 +101,19 @@ class Core:
         """A replica is starting; requests may wait for it."""
         self.models[model_id].queue.expect(replica_id)
 
-    def add_replica(self, model_id: str, replica: Replica, *, capacity: int) -> None:
-        """A replica is ready."""
+    def add_replica(
+        self, model_id: str, replica: Replica, *, capacity: int, sessions: Sequence[KeptSession] = ()
+    ) -> None:
+        """A replica is ready, with something of these conversations."""
         model = self.models[model_id]
         model.add(replica, capacity)
+        if model.affinity is not None and sessions:
+            model.affinity.advance(self.clock.monotonic_us())
+            offset_us = self.clock.wall_us() - self.clock.monotonic_us()
+            for kept in sessions:
+                key = session_key_of(kept.session)
+                until_us = kept.expires_ts - offset_us
+                model.affinity.bring(kept.tenant, key, replica.replica_id, until_us=until_us)
         model.queue.add(replica.replica_id, capacity=capacity_by(model.controls, capacity))
         if model.controls != AS_CONFIGURED:
             replica.adjust(model.controls)

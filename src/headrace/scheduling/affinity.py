@@ -60,6 +60,15 @@ class Affinity:
         self._numbers[replica_id] = self._last_number
         self._names[self._last_number] = replica_id
 
+    def bring(self, tenant: str, session: bytes, replica_id: str, *, until_us: int) -> None:
+        """A replica has something of a conversation from an earlier life. Where it went since counts more."""
+        scope: _Scope = ("tenant", tenant)
+        entries = self._open(scope)
+        went = entries.get(session, ())
+        if not self._living(went) or went[0][1] < until_us:
+            self._put(entries, session, ((self._numbers[replica_id], until_us),))
+        self._shrink(scope)
+
     def remove(self, replica_id: str) -> None:
         """A replica is gone, and its memory with it."""
         number = self._numbers.pop(replica_id, None)
