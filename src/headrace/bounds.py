@@ -113,18 +113,15 @@ SESSIONS_MAX: Final = 100_000
 """Sessions known at once, of all tenants; the one that was idle longest makes room."""
 
 # --- where requests went ---------------------------------------------------------------------------
-PROMPT_BLOCKS_MAX: Final = 256
-"""A prompt is recognised by at most so many blocks of its beginning."""
-AFFINITY_ENTRIES_MAX: Final = 32_768
-"""Blocks and conversations of one model whose workers are remembered."""
-AFFINITY_TENANT_ENTRIES_MAX: Final = 4_096
-"""So many of them of one tenant, or of one group of tenants."""
-PLACES_REMEMBERED_MAX: Final = 8
-"""So many workers of each."""
+PROMPT_CHARACTERS_MAX: Final = 256 * KIB
+PROMPT_KEYS_MAX: Final = 256
+"""A prompt is recognised by no more than so much of its beginning, in so many pieces and those of one message."""
+AFFINITY_PLACES_MAX: Final = 65_536
+"""What is remembered of one model: so many times that a piece of a prompt, or a conversation, is at a worker."""
+AFFINITY_PLACE_BYTES_MAX: Final = 512
+"""Memory that each of them takes at most: all of one model's together stay below 34 MB."""
 KEPT_SESSIONS_MAX: Final = 4_096
 """Conversations that a worker names when it starts."""
-AFFINITY_ENTRY_BYTES_MAX: Final = 1_280
-"""Memory that one of them takes, whatever it stands for: all of one model's stay below 42 MB."""
 
 # --- caches ------------------------------------------------------------------------------------
 VERIFIED_KEYS_MAX: Final = 10_000
@@ -143,5 +140,4 @@ assert DEPARTMENTS_MAX + LIMITED_USERS_MAX + LIMITED_MODELS_MAX <= TENANT_PAGE_E
 assert (
     TENANT_PAGE_ENTRIES_MAX * (max(USER_BYTES_MAX, MODEL_NAME_BYTES_MAX) + LIMITS_BYTES_MAX) < FRAME_BYTES_MAX
 )
-assert PROMPT_BLOCKS_MAX < AFFINITY_TENANT_ENTRIES_MAX <= AFFINITY_ENTRIES_MAX
 assert HEADER_SECONDS_MAX < BODY_SECONDS_MAX < KEEP_ALIVE_SECONDS

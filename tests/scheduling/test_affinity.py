@@ -9,9 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from headrace import bounds
 from headrace.request.messages import Message
-from headrace.scheduling.affinity import WARM_TOKENS_MIN, Affinity
+from headrace.scheduling.affinity import WARM_TOKENS_MIN, Affinity, _level
 from headrace.scheduling.locality import Warmth
-from headrace.scheduling.prompt_keys import BLOCK_CHARACTERS, PromptKeys, prompt_keys
+from headrace.scheduling.prompt_keys import BLOCK_CHARACTERS_MIN, PromptKeys, prompt_keys
 
 TEXT = "Everything that runs downhill can be measured. " * 12
 
@@ -135,48 +135,62 @@ def test_what_an_earlier_life_has_put_aside_counts_less_than_where_it_went_since
     assert affinity.warmth(keys) == Warmth({"s": len(TEXT) // 4}, home="s")
 
 
-def test_a_tenant_that_floods_keeps_to_its_part_and_others_keep_theirs() -> None:
-    affinity = affinity_of("r", entries_max=40, tenant_entries_max=20)
-    quiet = keys_of(TEXT, tenant="quiet")
-    affinity.place(quiet, "r")
+def test_a_tenant_that_floods_forgets_its_own() -> None:
+    affinity = affinity_of("r", places_max=64)
+    quiet = [keys_of(f"{number} " + TEXT, tenant="quiet") for number in range(20)]
+    for keys in quiet:
+        affinity.place(keys, "r")
     for number in range(500):
         affinity.place(keys_of(f"{number} " + TEXT, tenant="flood"), "r")
-        assert len(affinity) <= 21
-    assert affinity.warmth(quiet) is not None
-    assert affinity.warmth(keys_of("499 " + TEXT, tenant="flood")) is not None
+        assert len(affinity) <= 64
+    assert all(affinity.warmth(keys) for keys in quiet)
+    assert affinity.warmth(keys_of("499 " + TEXT, tenant="flood"))
     assert affinity.warmth(keys_of("10 " + TEXT, tenant="flood")) is None
     for number in range(100):
         affinity.place(keys_of(TEXT, tenant=f"t{number}"), "r")
-        assert len(affinity) <= 40
-    assert affinity.warmth(quiet) is None, "of all, who asked for nothing for longest gives way"
+        assert len(affinity) <= 64
+    assert affinity.warmth(quiet[0]) is None
+    affinity.advance(1_000_000)
+    affinity.place(quiet[0], "r")
+    for number in range(63):
+        affinity.place(keys_of(TEXT, tenant=f"u{number}"), "r")
+    assert affinity.warmth(quiet[0]), "what is over goes before what is not"
+
+
+def test_a_tenant_alone_has_it_all() -> None:
+    affinity = affinity_of("r", places_max=64)
+    sent = [keys_of(f"{number} " + TEXT) for number in range(64)]
+    for keys in sent:
+        affinity.place(keys, "r")
+    assert all(affinity.warmth(keys) for keys in sent)
 
 
 def test_the_end_of_a_prompt_goes_before_its_beginning() -> None:
-    affinity = affinity_of("r", tenant_entries_max=4)
-    long = "x" * 3 * BLOCK_CHARACTERS
+    affinity = affinity_of("r", places_max=4)
+    long = "x" * 3 * BLOCK_CHARACTERS_MIN
     affinity.place(keys_of(long), "r")
-    affinity.place(keys_of("z" * 2 * BLOCK_CHARACTERS), "r")
-    found = affinity.warmth(keys_of(long))
-    assert found == Warmth({"r": 2 * BLOCK_CHARACTERS // 4})
+    affinity.place(keys_of("z" * 2 * BLOCK_CHARACTERS_MIN), "r")
+    assert affinity.warmth(keys_of(long)) == Warmth({"r": 2 * BLOCK_CHARACTERS_MIN // 4})
 
 
-def test_an_entry_takes_no_more_memory_than_is_said_whatever_it_stands_for() -> None:
-    replicas = [f"model-{number}#1" for number in range(bounds.PLACES_REMEMBERED_MAX + 2)]
-    num = 2000
-    tracemalloc.start()
-    try:
-        affinity = affinity_of(*replicas, entries_max=num, tenant_entries_max=num)
-        before = tracemalloc.get_traced_memory()[0]
-        for at, replica in enumerate(replicas):
-            affinity.advance(at * 1000)
-            for number in range(num // 2):
+def test_a_place_takes_no_more_memory_than_is_said_whatever_it_stands_for() -> None:
+    replicas = [f"model-{number}#1" for number in range(10)]
+    for at_once in (1, 10):
+        tracemalloc.start()
+        try:
+            affinity = affinity_of(*replicas, places_max=4000)
+            before = tracemalloc.get_traced_memory()[0]
+            for number in range(4000):
+                affinity.advance(number * 1000)
                 name = f"{number} " * 40
-                affinity.place(keys_of(name, tenant="x" * 100, session=name), replica)
-        used = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-    assert len(affinity) == num
-    assert used / num <= bounds.AFFINITY_ENTRY_BYTES_MAX
+                keys = keys_of(name, tenant="x" * 100 + str(number % 2), session=name, ttl_us=10**12)
+                for replica in replicas[:at_once]:
+                    affinity.place(keys, replica)
+            used = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        assert 3800 < len(affinity) <= 4000
+        assert used / 4000 <= bounds.AFFINITY_PLACE_BYTES_MAX
 
 
 class AgainstAPlainModel(RuleBasedStateMachine):
@@ -256,8 +270,10 @@ class AgainstAPlainModel(RuleBasedStateMachine):
 
     @invariant()
     def counts_its_entries(self) -> None:
-        assert len(self.affinity) == sum(map(len, self.affinity._scopes.values()))
-        assert all(self.affinity._scopes.values())
+        parts = self.affinity._parts.values()
+        assert len(self.affinity) == sum(part.num_places for part in parts)
+        for part in parts:
+            assert 0 < part.num_places == sum(map(len, part.entries.values()))
 
     def expected(self, tenant: str, prompt: str, session: str | None) -> Warmth:
         tokens: dict[str, int] = {}
@@ -280,11 +296,22 @@ TestAgainstAPlainModel.settings = settings(max_examples=150, stateful_step_count
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 30), st.integers(1, 6)), max_size=60),
-    st.integers(3, 12),
+    st.integers(8, 40),
 )
-def test_it_never_grows_beyond_its_bounds(sent: list[tuple[str, int, int]], limit: int) -> None:
-    affinity = affinity_of("r", "s", entries_max=2 * limit, tenant_entries_max=limit)
-    for tenant, number, blocks in sent:
-        affinity.place(keys_of(*[f"{number} " * 50] * blocks, tenant=tenant, session=str(number)), "r")
-        assert len(affinity) <= 2 * limit
-        assert all(0 < len(entries) <= limit for entries in affinity._scopes.values())
+def test_it_never_grows_beyond_its_bound_and_the_last_request_is_known(
+    sent: list[tuple[str, int, int]], limit: int
+) -> None:
+    affinity = affinity_of("r", "s", places_max=limit)
+    for at, (tenant, number, blocks) in enumerate(sent):
+        keys = keys_of(*[f"{number} " * 50] * blocks, tenant=tenant, session=str(number))
+        affinity.place(keys, "rs"[at % 2])
+        assert len(affinity) <= limit
+        assert affinity.warmth(keys)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(1, 200))
+def test_the_largest_give_up_and_no_more_than_they_must(sizes: list[int], surplus: int) -> None:
+    surplus = min(surplus, sum(sizes))
+    level = _level(sizes[:], surplus)
+    assert sum(max(0, size - level) for size in sizes) >= surplus
+    assert sum(max(0, size - level - 1) for size in sizes) < surplus

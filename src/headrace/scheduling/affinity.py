@@ -4,8 +4,9 @@ A tenant's requests are found by that tenant only; what they mark is found by it
 where a request goes says nothing of what strangers send. It is a guess: the replica may have let go of it since, which
 costs some computing and nothing else.
 
-Everything is bounded: entries have one size whatever they stand for, a tenant has at most `tenant_entries_max` of them,
-and where all are taken the tenant that has asked for nothing for longest gives up its oldest one.
+What is remembered is counted in *places*: a piece of a prompt, or a conversation, at one replica. All have one size,
+whatever they stand for. Where there are too many, first those go whose time is over, then the least recently used ones of
+those who have most: a tenant that floods forgets its own.
 """
 
 from collections import OrderedDict
@@ -19,27 +20,58 @@ Reason = Literal["session", "prefix", "least_loaded", "only"]
 """Why a replica: its session's, one that has its beginning, the least loaded of several, or the only one."""
 WARM_TOKENS_MIN: Final = bounds.CHUNK_GRAIN
 """Workers take over no less."""
+FREED_PART: Final = 32
+"""When there are too many places, such a part of all that may be is let go at once."""
 
 _Went = tuple[int, int]
 """The number of a replica, and until when what went there is taken to be in its memory."""
 _Scope = tuple[Literal["tenant", "group"], str]
-_Entries = OrderedDict[bytes, tuple[_Went, ...]]
-"""Least recently used first; of each prompt the end before the beginning, so that no beginning goes before its end."""
+
+
+class _Part:
+    """What is remembered of one tenant or group."""
+
+    __slots__ = ("entries", "num_places")
+
+    def __init__(self) -> None:
+        self.entries: OrderedDict[bytes, tuple[_Went, ...]] = OrderedDict()
+        """Least recently used first; of each prompt the end before the beginning, so that no beginning goes before its
+        end. Of each the latest place first."""
+        self.num_places = 0
+
+    def get(self, key: bytes) -> tuple[_Went, ...]:
+        return self.entries.get(key, ())
+
+    def put(self, key: bytes, went: tuple[_Went, ...]) -> int:
+        """How many places more there are."""
+        more = len(went) - len(self.entries.get(key, ()))
+        self.entries[key] = went
+        self.entries.move_to_end(key)
+        self.num_places += more
+        return more
+
+    def oldest(self) -> tuple[_Went, ...]:
+        return next(iter(self.entries.values()), ())
+
+    def drop_oldest(self) -> int:
+        """How many places there are less."""
+        number = len(self.entries.popitem(last=False)[1])
+        self.num_places -= number
+        return number
+
+    def drop(self, key: bytes) -> int:
+        number = len(self.entries.pop(key, ()))
+        self.num_places -= number
+        return number
 
 
 class Affinity:
     """The replicas of one model and what went to them."""
 
-    def __init__(
-        self,
-        *,
-        entries_max: int = bounds.AFFINITY_ENTRIES_MAX,
-        tenant_entries_max: int = bounds.AFFINITY_TENANT_ENTRIES_MAX,
-    ) -> None:
-        self._entries_max = entries_max
-        self._tenant_entries_max = tenant_entries_max
-        self._scopes: OrderedDict[_Scope, _Entries] = OrderedDict()
-        self._num_entries = 0
+    def __init__(self, *, places_max: int = bounds.AFFINITY_PLACES_MAX) -> None:
+        self._places_max = places_max
+        self._parts: dict[_Scope, _Part] = {}
+        self._num_places = 0
         self._numbers: dict[str, int] = {}
         self._names: dict[int, str] = {}
         """Only of replicas that are there: what went to others counts no more."""
@@ -47,7 +79,8 @@ class Affinity:
         self._now_us = 0
 
     def __len__(self) -> int:
-        return self._num_entries
+        """Places that are remembered."""
+        return self._num_places
 
     def advance(self, now_us: int) -> None:
         """Say what time it is. Never goes back."""
@@ -62,12 +95,11 @@ class Affinity:
 
     def bring(self, tenant: str, session: bytes, replica_id: str, *, until_us: int) -> None:
         """A replica has something of a conversation from an earlier life. Where it went since counts more."""
-        scope: _Scope = ("tenant", tenant)
-        entries = self._open(scope)
-        went = entries.get(session, ())
-        if not self._living(went) or went[0][1] < until_us:
-            self._put(entries, session, ((self._numbers[replica_id], until_us),))
-        self._shrink(scope)
+        part = self._part(("tenant", tenant))
+        went = part.get(session)
+        if until_us > self._now_us and (not self._living(went) or went[0][1] < until_us):
+            self._num_places += part.put(session, ((self._numbers[replica_id], until_us),))
+        self._tidy(("tenant", tenant))
 
     def remove(self, replica_id: str) -> None:
         """A replica is gone, and its memory with it."""
@@ -79,13 +111,13 @@ class Affinity:
         """Where the beginning of a request is. None: nowhere, as far as is known."""
         found: dict[int, int] = {}
         home = None
-        own = self._scopes.get(("tenant", keys.tenant))
+        own = self._parts.get(("tenant", keys.tenant))
         if own is not None:
             if keys.session is not None:
-                home = next((name for name, _ in self._living(own.get(keys.session, ()))), None)
+                home = next((name for name, _ in self._living(own.get(keys.session))), None)
             self._measure(own, keys, keys.num_own, found)
         if keys.num_shared and keys.group is not None:
-            shared = self._scopes.get(("group", keys.group))
+            shared = self._parts.get(("group", keys.group))
             if shared is not None:
                 self._measure(shared, keys, keys.num_shared, found)
         tokens = {
@@ -108,10 +140,10 @@ class Affinity:
 
     def end_session(self, tenant: str, session: bytes) -> None:
         """A conversation is over. What its prompts have in common with others is still there."""
-        entries = self._scopes.get(("tenant", tenant))
-        if entries is not None and entries.pop(session, None) is not None:
-            self._num_entries -= 1
-            self._drop_if_empty(("tenant", tenant))
+        scope: _Scope = ("tenant", tenant)
+        if scope in self._parts:
+            self._num_places -= self._parts[scope].drop(session)
+            self._tidy(scope)
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -120,14 +152,11 @@ class Affinity:
         now_us, names = self._now_us, self._names
         return [(names[number], number) for number, until_us in went if until_us > now_us and number in names]
 
-    def _measure(self, entries: _Entries, keys: PromptKeys, num_blocks: int, found: dict[int, int]) -> None:
-        """For each replica, the longest part that went there: from the end, as a block stands for all before it."""
+    def _measure(self, part: _Part, keys: PromptKeys, num_blocks: int, found: dict[int, int]) -> None:
+        """For each replica, the longest part that went there: from the end, as a key stands for all before it."""
         missing = set(self._names)
         for at in range(num_blocks - 1, -1, -1):
-            went = entries.get(keys.blocks[at])
-            if went is None:
-                continue
-            for _, number in self._living(went):
+            for _, number in self._living(part.get(keys.blocks[at])):
                 if number in missing:
                     missing.discard(number)
                     found[number] = max(found.get(number, 0), keys.tokens_to(at))
@@ -139,59 +168,63 @@ class Affinity:
         if number is None:
             return
         went = (number, self._now_us + keys.ttl_us)
-        if keys.num_own or keys.session is not None:
-            own: _Scope = ("tenant", keys.tenant)
-            self._write(own, keys.blocks[: keys.num_own], went)
-            if keys.session is not None:
-                self._put(self._open(own), keys.session, (went,))
-            self._shrink(own)
-        if keys.num_shared and keys.group is not None:
-            shared: _Scope = ("group", keys.group)
-            self._write(shared, keys.blocks[: keys.num_shared], went)
-            self._shrink(shared)
+        own = keys.blocks[: keys.num_own]
+        self._write(("tenant", keys.tenant), own, went, session=keys.session)
+        if keys.group is not None:
+            self._write(("group", keys.group), keys.blocks[: keys.num_shared], went)
+        if self._num_places > self._places_max:
+            self._make_room()
 
-    def _write(self, scope: _Scope, blocks: tuple[bytes, ...], went: _Went) -> None:
-        entries = self._open(scope)
-        others_max = bounds.PLACES_REMEMBERED_MAX - 1
+    def _write(
+        self, scope: _Scope, blocks: tuple[bytes, ...], went: _Went, *, session: bytes | None = None
+    ) -> None:
+        part = self._part(scope)
+        now_us, names = self._now_us, self._names
+        more = 0
         for block in reversed(blocks):
-            before = entries.get(block)
-            if before is None or (len(before) == 1 and before[0][0] == went[0]):
-                self._put(entries, block, (went,))
-                continue
-            others = [one for one in before if one[0] != went[0] and one[1] > self._now_us]
-            living = [one for one in others if one[0] in self._names]
-            self._put(entries, block, (went, *living[:others_max]))
+            others = [
+                one for one in part.get(block) if one[0] != went[0] and one[1] > now_us and one[0] in names
+            ]
+            more += part.put(block, (went, *others))
+        if session is not None:
+            more += part.put(session, (went,))
+        self._num_places += more
+        self._tidy(scope)
 
-    def _open(self, scope: _Scope) -> _Entries:
-        entries = self._scopes.get(scope)
-        if entries is None:
-            entries = self._scopes[scope] = OrderedDict()
-        self._scopes.move_to_end(scope)
-        return entries
+    def _part(self, scope: _Scope) -> _Part:
+        part = self._parts.get(scope)
+        if part is None:
+            part = self._parts[scope] = _Part()
+        return part
 
-    def _put(self, entries: _Entries, key: bytes, went: tuple[_Went, ...]) -> None:
-        self._num_entries += key not in entries
-        entries[key] = went
-        entries.move_to_end(key)
+    def _tidy(self, scope: _Scope) -> None:
+        """Let go of what is over, as far as it is at the front, and of a part without anything in it."""
+        part = self._parts[scope]
+        while part.entries and not self._living(part.oldest()):
+            self._num_places -= part.drop_oldest()
+        if not part.entries:
+            del self._parts[scope]
 
-    def _shrink(self, scope: _Scope) -> None:
-        """Back within the bounds, and what is over at the front goes too."""
-        entries = self._scopes[scope]
-        while len(entries) > self._tenant_entries_max or self._is_over(entries):
-            entries.popitem(last=False)
-            self._num_entries -= 1
-        self._drop_if_empty(scope)
-        while self._num_entries > self._entries_max:
-            idle = next(iter(self._scopes))
-            self._scopes[idle].popitem(last=False)
-            self._num_entries -= 1
-            self._drop_if_empty(idle)
+    def _make_room(self) -> None:
+        """A part of all at once, as this looks at every tenant."""
+        for scope in list(self._parts):
+            self._tidy(scope)
+        surplus = self._num_places - (self._places_max - self._places_max // FREED_PART)
+        if surplus <= 0:
+            return
+        level = _level([part.num_places for part in self._parts.values()], surplus)
+        for scope, part in list(self._parts.items()):
+            while part.num_places > level:
+                self._num_places -= part.drop_oldest()
+            self._tidy(scope)
 
-    def _is_over(self, entries: _Entries) -> bool:
-        """Whether the oldest one says nothing any more."""
-        went = next(iter(entries.values()), None)
-        return went is not None and not self._living(went)
 
-    def _drop_if_empty(self, scope: _Scope) -> None:
-        if not self._scopes[scope]:
-            del self._scopes[scope]
+def _level(sizes: list[int], surplus: int) -> int:
+    """The size to which the largest have to shrink, so that together they give up at least so much."""
+    sizes.sort(reverse=True)
+    left = surplus
+    for number, (size, below) in enumerate(zip(sizes, [*sizes[1:], 0], strict=True), 1):
+        if number * (size - below) >= left:
+            return size - -(-left // number)
+        left -= number * (size - below)
+    return 0
