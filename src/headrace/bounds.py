@@ -137,6 +137,17 @@ SEED_MAX: Final = 2**63 - 1
 SESSIONS_MAX: Final = 100_000
 """Sessions known at once, of all tenants; the one that was idle longest makes room."""
 
+# --- where requests went ---------------------------------------------------------------------------
+PROMPT_CHARACTERS_MAX: Final = 256 * KIB
+PROMPT_KEYS_MAX: Final = 256
+"""A prompt is recognised by no more than so much of its beginning, in so many pieces and those of one message."""
+AFFINITY_PLACES_MAX: Final = 65_536
+"""What is remembered of one model: so many times that a piece of a prompt, or a conversation, is at a worker."""
+AFFINITY_PLACE_BYTES_MAX: Final = 512
+"""Memory that each of them takes at most: all of one model's together stay below 34 MB."""
+KEPT_SESSIONS_MAX: Final = 4_096
+"""Conversations that a worker names when it starts."""
+
 # --- caches ------------------------------------------------------------------------------------
 VERIFIED_KEYS_MAX: Final = 10_000
 CALLERS_RESOLVED_MAX: Final = 10_000

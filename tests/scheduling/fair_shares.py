@@ -5,6 +5,7 @@ from collections import defaultdict, deque
 
 from headrace.scheduling.dispatch import QueueBounds
 from headrace.scheduling.fair import FairQueue
+from headrace.scheduling.locality import Warmth
 from headrace.scheduling.policy import Demand, QueuePolicy
 
 ANY = 10**12
@@ -24,7 +25,7 @@ def check_backlogged(seed: int) -> None:
     queue: FairQueue[int] = FairQueue(
         BOUNDS,
         QueuePolicy(quantum=quantum),
-        warm_on=lambda ticket: ("r", 0) if ticket in warm else None,
+        warm_on=lambda ticket: Warmth({"r": 0}, home="r") if ticket in warm else None,
     )
     queue.add("r", capacity=draw.choice((1, 4, 16)))
     demands: dict[int, tuple[str, Demand]] = {}

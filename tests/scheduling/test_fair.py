@@ -7,6 +7,7 @@ import pytest
 from headrace.scheduling.dispatch import QueueBounds
 from headrace.scheduling.explain import REASONS
 from headrace.scheduling.fair import FairQueue
+from headrace.scheduling.locality import Warmth
 from headrace.scheduling.policy import POLICIES, Demand, QueuePolicy
 
 MANY = 10**9
@@ -221,7 +222,7 @@ def test_a_changed_capacity_changes_what_the_reserve_leaves() -> None:
 
 
 def test_a_warm_prefix_goes_first_within_the_quantum_and_to_its_replica() -> None:
-    warm = {"b0": ("s", 8)}
+    warm = {"b0": Warmth({"s": 8})}
     queue: FairQueue[str] = FairQueue(BOUNDS, QueuePolicy(quantum=50.0), warm_on=warm.get)
     queue.add("r", capacity=2)
     queue.add("s", capacity=1)
@@ -232,7 +233,7 @@ def test_a_warm_prefix_goes_first_within_the_quantum_and_to_its_replica() -> Non
     enter(queue, "c0")
     enter(queue, "d0", prompt_tokens=0)
     queue.set_policy(QueuePolicy(quantum=0.0))
-    warm["d0"] = ("s", 8)
+    warm["d0"] = Warmth({"s": 8})
     assert list(queue.dispatch()) == [("a0", "r"), ("c0", "r")]  # cold, but first
 
 

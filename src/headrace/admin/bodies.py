@@ -103,6 +103,7 @@ class ModelUpdate(_Body):
     priority_aging_s: float | None = None
     token_aging_ms: float | None = None
     locality_quantum: float | None = None
+    locality_slack: float | None = None
     long_prompt_tokens: WholeNumber | None = None
     long_prompts_max: WholeNumber | None = None
     interactive_reserve: WholeNumber | None = None

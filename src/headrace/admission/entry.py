@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Final
 
 from headrace.limits.book import Account
+from headrace.scheduling.prompt_keys import PromptKeys
 
 
 class Phase(Enum):
@@ -52,6 +53,7 @@ class Entry:
         "lease_until_us",
         "model_id",
         "phase",
+        "prompt_keys",
         "replica_id",
         "request_id",
         "tenant_id",
@@ -90,6 +92,8 @@ class Entry:
         self.replica_id: str | None = None
         self.home: str | None = None
         """While stopped for another: the replica that keeps its state, where alone it can go on."""
+        self.prompt_keys: PromptKeys | None = None
+        """What it is recognised by, where there are several replicas and it may find or leave something there."""
         self.lease_until_us = 0
         """While granted: when it expires unless it is renewed."""
 

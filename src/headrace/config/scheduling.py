@@ -38,6 +38,9 @@ class SchedulingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """One token less to compute is worth so much waiting (`shortest-remaining`)."""
     locality_quantum: Annotated[float, msgspec.Meta(ge=0, le=1_000_000_000)] = 0.0
     """Cost by which a tenant may be ahead of the lowest and still go first, because a worker has its prefix."""
+    locality_slack: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
+    """Part of a worker's places that it may have more taken than the least loaded one and still be given a request
+    because its memory has the prompt's beginning. Where there are several workers."""
     long_prompt_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)] | None = None
     """Longer prompts than this have a budget of their own (`long_prompts_max`); left out, no prompt is long."""
     long_prompts_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1

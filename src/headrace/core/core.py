@@ -5,7 +5,7 @@ is pure code in `headrace.admission` and `headrace.ledger`; here are the futures
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -14,6 +14,7 @@ import structlog
 from headrace.admission.controller import AdmissionController, Admitted, Applicant, LimitReached
 from headrace.admission.entry import Entry, Phase
 from headrace.api import refusals
+from headrace.caching.slots import KEPT_IN_FULL, CacheOrder
 from headrace.clock import Clock
 from headrace.config.scheduling import SchedulingSettings, ServiceClass
 from headrace.config.settings import ModelSettings, Settings
@@ -40,9 +41,10 @@ from headrace.request.latency import LatencySla
 from headrace.request.messages import Message
 from headrace.scheduling.dispatch import NoReplica, QueueFull
 from headrace.scheduling.policy import QueuePolicy
+from headrace.scheduling.prompt_keys import session_key_of
 from headrace.store.errors import StoreUnavailable
 from headrace.store.journal import Journal
-from headrace.worker.messages import AttemptRecord
+from headrace.worker.messages import AttemptRecord, KeptSession
 
 _log = structlog.get_logger()
 
@@ -97,10 +99,19 @@ class Core:
         """A replica is starting; requests may wait for it."""
         self.models[model_id].queue.expect(replica_id)
 
-    def add_replica(self, model_id: str, replica: Replica, *, capacity: int) -> None:
-        """A replica is ready."""
+    def add_replica(
+        self, model_id: str, replica: Replica, *, capacity: int, sessions: Sequence[KeptSession] = ()
+    ) -> None:
+        """A replica is ready, with something of these conversations."""
         model = self.models[model_id]
         model.add(replica, capacity)
+        if model.affinity is not None and sessions:
+            model.affinity.advance(self.clock.monotonic_us())
+            offset_us = self.clock.wall_us() - self.clock.monotonic_us()
+            for kept in sessions:
+                key = session_key_of(kept.session)
+                until_us = kept.expires_ts - offset_us
+                model.affinity.bring(kept.tenant, key, replica.replica_id, until_us=until_us)
         model.queue.add(replica.replica_id, capacity=capacity_by(model.controls, capacity))
         if model.controls != AS_CONFIGURED:
             replica.adjust(model.controls)
@@ -143,14 +154,16 @@ class Core:
         is_exact: bool,
         is_final: bool = False,
         may_degrade: bool = False,
+        cache: CacheOrder = KEPT_IN_FULL,
     ) -> Operation:
         """Check every limit, hold the tokens, take a place in the queue and journal the reservation, or
         refuse: one decision, all or nothing.
 
         `reservation.prompt_tokens_estimated` is an upper bound of the prompt unless `is_exact`. Where only
         the bound stands in the way, `NeedsCount` asks for the exact count; where only the bounds of others do,
-        `NeedsTrim` asks for `count_held`, unless `is_final`. The operation is an async context manager:
-        entering it waits for the journal, leaving it for any reason settles it.
+        `NeedsTrim` asks for `count_held`, unless `is_final`. `cache` says what workers may have of it.
+        The operation is an async context manager: entering it waits for the journal, leaving it for any reason
+        settles it.
         `may_degrade`: rather a shorter answer than a refusal, and the caller records a refusal itself.
         Raises `Refusal` (404, 429, 503); refusals of a known model are recorded.
         """
@@ -182,6 +195,8 @@ class Core:
                 displaced = self._open[evicted.request_id]
                 displaced.refuse(refusals.queue_displaced(queue=self.queues.facts_of(displaced)))
         self._open[entry.request_id] = operation
+        if model.affinity is not None and applicant.demand is not None:
+            model.recognise(entry, messages, cache, prompt_tokens=applicant.demand.prompt_tokens)
         self._watch.accepted(operation)
         self._dispatcher.dispatch(model)
         if operation.replica is None:
@@ -267,9 +282,9 @@ class Core:
         """Forget a session and what the workers keep of it. False if there is none of this tenant."""
         if not self.sessions.end(session_id, tenant):
             return False
+        session = session_key(tenant, session_id)
         for model in self.models.values():
-            for replica in model.replicas.values():
-                replica.end_session(session_key(tenant, session_id))
+            model.end_session(tenant, session)
         return True
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":

@@ -46,9 +46,13 @@ class Dispatcher:
     def dispatch(self, model: ServedModel) -> None:
         """Grant what can be granted."""
         now_us = self._clock.monotonic_us()
+        if model.affinity is not None:
+            model.affinity.advance(now_us)
         for entry in self._controller.dispatch(model.model_id, now_us):
             assert entry.replica_id is not None
             operation = self._operations[entry.request_id]
+            if operation.answer is None:  # else it goes on where it was
+                self._metrics.placed(model.model_id, *model.place(entry))
             operation.grant(model.replicas[entry.replica_id], now_us)
             self._watch.granted(operation)
         if model.scheduling.preemption and model.queue.num_waiting:

@@ -98,6 +98,19 @@ class CoreMetrics:
             ["model"],
             registry,
         )
+        self._placements = CounterFamily(
+            "headrace_placements",
+            "Requests given to a replica, by why that one: its session's, one that has its prompt's beginning, the least "
+            "loaded, or the only one.",
+            ["model", "reason"],
+            registry,
+        )
+        self._placement_warm_tokens = CounterFamily(
+            "headrace_placement_warm_tokens",
+            "Prompt tokens expected to be in the memory of the worker that was chosen, where there are several.",
+            ["model"],
+            registry,
+        )
         self._preempted = CounterFamily(
             "headrace_preempted",
             "Requests that were stopped for another tenant's and wait to go on.",
@@ -139,6 +152,12 @@ class CoreMetrics:
 
     def put_back(self, model: str) -> None:
         self._put_back.add((model,))
+
+    def placed(self, model: str, reason: str, warm_tokens: int) -> None:
+        """A request was given to a replica that is expected to have so many tokens of its prompt."""
+        self._placements.add((model, reason))
+        if warm_tokens:
+            self._placement_warm_tokens.add((model,), warm_tokens)
 
     def preempted(self, model: str) -> None:
         self._preempted.add((model,))

@@ -1,14 +1,21 @@
 """A model as it is served: its queue, its replicas, and how they are told to work."""
 
+from collections.abc import Sequence
+
 from headrace.admission.entry import Entry
+from headrace.caching.slots import CacheOrder
 from headrace.config.scheduling import SchedulingSettings, ServiceClass
 from headrace.config.settings import ModelSettings, QueueSettings
 from headrace.core.replica import Replica
 from headrace.request.controls import AS_CONFIGURED, Controls
+from headrace.request.messages import Message
+from headrace.scheduling.affinity import Affinity, Reason
 from headrace.scheduling.dispatch import QueueBounds
 from headrace.scheduling.expectation import Expectations
 from headrace.scheduling.fair import FairQueue
+from headrace.scheduling.locality import Warmth
 from headrace.scheduling.policy import QueuePolicy
+from headrace.scheduling.prompt_keys import prompt_keys, session_key_of
 from headrace.scheduling.service_window import ServiceWindow
 
 
@@ -24,8 +31,13 @@ class ServedModel:
         self.degrade_to = settings.degrade_to
         self.configured_scheduling: SchedulingSettings = settings.scheduling
         self.scheduling: SchedulingSettings = settings.scheduling
+        self.affinity = Affinity() if settings.workers > 1 and settings.engine.prefix_cache else None
+        """What went where: only where there is a choice, and something is kept to choose by."""
         self.queue: FairQueue[Entry] = FairQueue(
-            queue_bounds(queue), QueuePolicy.of(settings.scheduling), may_run=self.may_run
+            queue_bounds(queue),
+            QueuePolicy.of(settings.scheduling),
+            may_run=self.may_run,
+            warm_on=self._warm_on if self.affinity is not None else None,
         )
         self.expectations = Expectations()
         self.service = ServiceWindow()
@@ -52,6 +64,8 @@ class ServedModel:
         owner = self._set_aside.get(replica.worker_id)
         if owner is not None:
             self._owners[replica.replica_id] = owner
+        if self.affinity is not None:
+            self.affinity.add(replica.replica_id)
         self._ask_replicas()
 
     def remove(self, replica_id: str) -> None:
@@ -59,6 +73,8 @@ class ServedModel:
         self.capacities.pop(replica_id, None)
         self.busy.pop(replica_id, None)
         self._owners.pop(replica_id, None)
+        if self.affinity is not None:
+            self.affinity.remove(replica_id)
         self._ask_replicas()
 
     def may_run(self, entry: Entry, replica_id: str) -> bool:
@@ -75,6 +91,40 @@ class ServedModel:
     def is_bound(self, entry: Entry) -> bool:
         """Whether there are replicas where a request may not run."""
         return entry.home is not None or bool(self._set_aside)
+
+    def recognise(
+        self, entry: Entry, messages: Sequence[Message], cache: CacheOrder, *, prompt_tokens: int
+    ) -> None:
+        """Let an accepted request be placed by what workers have of it. `prompt_tokens`: as expected."""
+        if self.affinity is None or cache.mode == "off":
+            return
+        entry.prompt_keys = prompt_keys(
+            messages,
+            tenant=entry.tenant_id,
+            group=cache.group,
+            session=cache.session,
+            is_kept_in_full=cache.mode == "full",
+            prompt_tokens=prompt_tokens,
+            ttl_us=int(cache.ttl_s * 1e6),
+        )
+
+    def place(self, entry: Entry) -> tuple[Reason, int]:
+        """A request was granted a place: why there, and how many tokens of its prompt are expected to be there."""
+        assert entry.replica_id is not None
+        if self.affinity is not None:
+            return self.affinity.place(entry.prompt_keys, entry.replica_id)
+        return ("only" if len(self.replicas) == 1 else "least_loaded"), 0
+
+    def end_session(self, tenant: str, session: str) -> None:
+        """Forget a conversation, here and on the replicas."""
+        if self.affinity is not None:
+            self.affinity.end_session(tenant, session_key_of(session))
+        for replica in self.replicas.values():
+            replica.end_session(session)
+
+    def _warm_on(self, entry: Entry) -> Warmth | None:
+        keys = entry.prompt_keys
+        return None if keys is None or self.affinity is None else self.affinity.warmth(keys)
 
     @property
     def is_pressing(self) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 
 from headrace.admission.controller import NeedsCount, NeedsTrim
 from headrace.api.chat import ChatCall
+from headrace.caching.slots import CacheOrder
 from headrace.clock import Clock
 from headrace.core.core import Core
 from headrace.core.operation import Operation
@@ -34,16 +35,18 @@ class Acceptance:
         self._clock = clock
 
     async def accept(
-        self, exchange: Exchange, identity: Identity, call: ChatCall
+        self, exchange: Exchange, identity: Identity, call: ChatCall, cache: CacheOrder
     ) -> tuple[Operation, ChatCall]:
-        """The operation, and the call as it is going to be served. Raises `Refusal`."""
+        """The operation, and the call as it is going to be served. `cache` says what workers may keep of it.
+        Raises `Refusal`.
+        """
         may_degrade = call.may_degrade and self._core.directory.sharing_of(identity.tenant).allow_degrade
         if not may_degrade:
-            return await self._accept(exchange, identity, call), call
+            return await self._accept(exchange, identity, call, cache), call
         first: Refusal | None = None
         for instead in self._with_less(call):
             try:
-                return await self._accept(exchange, identity, instead, may_degrade=True), instead
+                return await self._accept(exchange, identity, instead, cache, may_degrade=True), instead
             except Refusal as refusal:
                 first = first or refusal
                 if not _may_others_serve(refusal):
@@ -61,7 +64,13 @@ class Acceptance:
             yield msgspec.structs.replace(call, model=model.model_id, is_renamed=True)
 
     async def _accept(
-        self, exchange: Exchange, identity: Identity, call: ChatCall, *, may_degrade: bool = False
+        self,
+        exchange: Exchange,
+        identity: Identity,
+        call: ChatCall,
+        cache: CacheOrder,
+        *,
+        may_degrade: bool = False,
     ) -> Operation:
         """Accept with a proven upper bound of the prompt; where bounds would refuse it, with exact counts."""
         prompt_tokens, is_exact = _bound(call), False
@@ -76,6 +85,7 @@ class Acceptance:
                     is_exact=is_exact,
                     is_final=not tries_left,
                     may_degrade=may_degrade,
+                    cache=cache,
                 )
             except NeedsCount:
                 exact = await self._core.count_prompt(call.model, call.messages)

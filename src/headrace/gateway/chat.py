@@ -40,7 +40,7 @@ class ChatCompletions:
         exchange.model = call.model
         exchange.is_stream = call.is_stream
         cache = self._cache(identity, call)
-        operation, call = await self._acceptance.accept(exchange, identity, call)
+        operation, call = await self._acceptance.accept(exchange, identity, call, cache)
         exchange.model = call.model
         exchange.limit_headers = self._core.accounts.headers(operation.entry.accounts)
         exchange.limit_headers += action_headers(call, operation)

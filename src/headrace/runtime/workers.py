@@ -205,7 +205,9 @@ class Worker:
             warm_up_ms=hello.warm_up_us // 1000,
             resident_mb=answer.resident_bytes // 1_000_000,
         )
-        self._core.add_replica(self._model.id, self._replica, capacity=hello.engine.sequences)
+        self._core.add_replica(
+            self._model.id, self._replica, capacity=hello.engine.sequences, sessions=hello.sessions
+        )
         if not self.started.done():
             self.started.set_result(None)
         return link

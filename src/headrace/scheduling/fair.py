@@ -43,6 +43,7 @@ class FairQueue(QueueSteps[Ticket], ExplainedQueue[Ticket]):
     def set_policy(self, policy: QueuePolicy) -> None:
         """Decide like this from now on. What waits keeps waiting, counters and grants stay as they are."""
         self._policy = policy
+        self._placing.slack = policy.locality_slack
         self._counters.idle_max = policy.idle_tenants_max
         self._room.change_policy(policy)
         self._grants.change_long_prompts(policy.long_prompt_tokens)

@@ -42,6 +42,7 @@ class Grants(Generic[Ticket]):
     def add(self, job: Job[Ticket], replica: Replica) -> None:
         job.replica = replica
         self._on[replica][job.ticket] = job
+        replica.unread_tokens += _unread(job)
         if self._long_prompt_tokens is not None:
             self.num_reading_long += self._is_reading_long(job)
 
@@ -49,6 +50,8 @@ class Grants(Generic[Ticket]):
         """Its prompt has been read in, or never will be."""
         if self._long_prompt_tokens is not None:
             self.num_reading_long -= self._is_reading_long(job)
+        if not job.has_answered and job.replica is not None:
+            job.replica.unread_tokens -= _unread(job)
         job.has_answered = True
 
     def remove(self, job: Job[Ticket]) -> None:
@@ -74,3 +77,8 @@ class Grants(Generic[Ticket]):
     def _is_reading_long(self, job: Job[Ticket]) -> bool:
         limit = self._long_prompt_tokens
         return limit is not None and not job.has_answered and job.demand.prompt_tokens > limit
+
+
+def _unread(job: Job[Ticket]) -> int:
+    """What its demand says does not change while it is granted."""
+    return max(0, job.demand.prompt_tokens - job.demand.cached_tokens)

@@ -1,10 +1,11 @@
 """Where a request may run now, and what is closed for now."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 from headrace.scheduling.explain import Reason
 from headrace.scheduling.lanes import Job, Lane
+from headrace.scheduling.locality import Warmth, choose
 from headrace.scheduling.policy import QueuePolicy
 from headrace.scheduling.replicas import Replica, Replicas
 
@@ -14,8 +15,8 @@ MayRun = Callable[[Ticket, str], bool]
 """Whether a replica is one for this request at all, now or later."""
 Fits = Callable[[Ticket, str], bool]
 """Whether a replica's memory has room for a request now. While it has not, nobody passes that request."""
-WarmOn = Callable[[Ticket], tuple[str, int] | None]
-"""The replica that has the request's prefix in its cache, and how many tokens of it."""
+WarmOn = Callable[[Ticket], Warmth | None]
+"""Which replicas have the request's beginning in memory; None if that is not known of any."""
 
 
 class Placing(Generic[Ticket]):
@@ -29,6 +30,8 @@ class Placing(Generic[Ticket]):
         self._fits = _both(may_run, fits)
         self._warm_on = warm_on
         self.has_warmth = warm_on is not None
+        self.slack = 0.0
+        """The policy's `locality_slack`."""
 
     def pick(self, ticket: Ticket, tokens: int) -> Replica | None:
         """The least loaded replica with room."""
@@ -45,19 +48,30 @@ class Placing(Generic[Ticket]):
         return self._may_run is None or self._may_run(waiting.ticket, replica.replica_id)
 
     def is_warm(self, job: Job[Ticket]) -> bool:
-        return self.warm(job) is not None
+        """Whether it would go to a replica that has something of its prompt."""
+        warmth = self._warmth(job)
+        choice = None if warmth is None else self._choose(warmth, job)
+        return warmth is not None and choice is not None and warmth.is_at(choice[0])
 
     def warm(self, job: Job[Ticket]) -> tuple[Replica, int] | None:
-        """The replica that has its prefix, if it has room too, and how many tokens of it."""
-        warm = None if self._warm_on is None else self._warm_on(job.ticket)
-        if warm is None:
-            return None
-        replica = self.replicas.get(warm[0])
-        if replica is None or not replica.has_room(job.tokens):
-            return None
-        if self._fits is not None and not self._fits(job.ticket, replica.replica_id):
-            return None
-        return replica, warm[1]
+        """By what is known of its prompt: the replica to take, and how many tokens of it are there. None: nothing is
+        known, or none has room.
+        """
+        warmth = self._warmth(job)
+        return None if warmth is None else self._choose(warmth, job)
+
+    def _warmth(self, job: Job[Ticket]) -> Warmth | None:
+        return None if self._warm_on is None else self._warm_on(job.ticket)
+
+    def _choose(self, warmth: Warmth, job: Job[Ticket]) -> tuple[Replica, int] | None:
+        prompt_tokens = job.demand.prompt_tokens
+        return choose(warmth, self._roomy(job), prompt_tokens=prompt_tokens, slack=self.slack)
+
+    def _roomy(self, job: Job[Ticket]) -> Iterator[Replica]:
+        fits = self._fits
+        for replica in self.replicas.all():
+            if replica.has_room(job.tokens) and (fits is None or fits(job.ticket, replica.replica_id)):
+                yield replica
 
     def closed(self, lane: Lane[Ticket], policy: QueuePolicy, *, num_reading_long: int) -> Reason | None:
         """Why nothing of this lane is granted for now."""

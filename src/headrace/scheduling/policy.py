@@ -70,6 +70,9 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True):
     """One token less to compute is worth so much waiting (`shortest-remaining`)."""
     quantum: float = 0.0
     """Cost by which a tenant whose prefix is warm may be ahead of the lowest and still go first."""
+    locality_slack: float = 0.5
+    """Part of a replica's places that it may have more taken than the least loaded one and still be given a request
+    for what it has of the prompt (`headrace.scheduling.locality`)."""
     locality_candidates_max: int = 8
     """So many tenants are looked at for a warm prefix."""
     long_prompt_tokens: int | None = None
@@ -103,6 +106,7 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True):
             priority_aging_us=int(settings.priority_aging_s * SECOND_US),
             token_aging_us=int(settings.token_aging_ms * 1000),
             quantum=settings.locality_quantum,
+            locality_slack=settings.locality_slack,
             long_prompt_tokens=settings.long_prompt_tokens,
             long_prompts_max=settings.long_prompts_max,
             interactive_reserve=settings.interactive_reserve,
@@ -116,6 +120,7 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True):
         assert self.priority_aging_us >= 0
         assert self.token_aging_us >= 0
         assert self.quantum >= 0
+        assert 0 <= self.locality_slack <= 1
         assert self.locality_candidates_max >= 0
         assert self.long_prompts_max >= 1
         assert self.interactive_reserve >= 0

@@ -36,6 +36,7 @@ class QueueState(Generic[Ticket]):
         self._policy = policy
         self._describe = describe
         self._placing: Placing[Ticket] = Placing(may_run=may_run, fits=fits, warm_on=warm_on)
+        self._placing.slack = policy.locality_slack
         self._replicas = self._placing.replicas
         self._now_us = 0
         self._order = 0

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 
 class Replica:
-    __slots__ = ("capacity", "is_paused", "kv_tokens", "kv_used", "replica_id", "running")
+    __slots__ = ("capacity", "is_paused", "kv_tokens", "kv_used", "replica_id", "running", "unread_tokens")
 
     def __init__(self, replica_id: str, *, capacity: int, kv_tokens: int | None) -> None:
         self.replica_id = replica_id
@@ -12,6 +12,8 @@ class Replica:
         self.kv_tokens = kv_tokens
         self.running = 0
         self.kv_used = 0
+        self.unread_tokens = 0
+        """Of prompts that were granted a place here and are not known to be read in, what had to be computed."""
         self.is_paused = False
 
     @property

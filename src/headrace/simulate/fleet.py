@@ -8,6 +8,7 @@ from headrace.admission.controller import AdmissionController, Applicant
 from headrace.admission.entry import Entry, Phase
 from headrace.scheduling.dispatch import QueueBounds, QueueFull
 from headrace.scheduling.fair import FairQueue
+from headrace.scheduling.locality import Warmth
 from headrace.scheduling.policy import Demand
 from headrace.simulate import engine as engines
 from headrace.simulate.engine import Engine
@@ -144,7 +145,7 @@ class Fleet:
         now_us = round(engine.now_us)
         for sequence in begun:
             self._served[sequence.number].first_us = sequence.first_us
-            if self._setup.policy.long_prompt_tokens is not None:
+            if self._setup.policy.long_prompt_tokens is not None or self._setup.engine.cache_blocks != 0:
                 self._queue.progress(self._entries[sequence.number], sequence.done_tokens + 1)
         for sequence in ended:
             self._finish(sequence, now_us)
@@ -214,10 +215,10 @@ class Fleet:
         engine = self._engines[replica_id]
         return engine.is_idle or engine.fits(self._arrivals[int(entry.request_id)])
 
-    def _warm_on(self, entry: Entry) -> tuple[str, int] | None:
+    def _warm_on(self, entry: Entry) -> Warmth | None:
         arrival = self._arrivals[int(entry.request_id)]
-        tokens, name = max((engine.match(arrival), name) for name, engine in self._engines.items())
-        return (name, tokens) if tokens else None
+        found = {name: engine.match(arrival) for name, engine in self._engines.items()}
+        return Warmth(found) if any(found.values()) else None
 
     def _outcome(self) -> Outcome:
         all_engines = list(self._engines.values())

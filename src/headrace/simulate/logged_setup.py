@@ -43,6 +43,7 @@ class LoggedPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     priority_aging_us: Count
     token_aging_us: Count
     quantum: Number
+    locality_slack: Annotated[float, Meta(ge=0, le=1)]
     locality_candidates_max: Count
     long_prompt_tokens: AtLeastOne | None
     long_prompts_max: AtLeastOne

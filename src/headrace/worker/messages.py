@@ -154,6 +154,14 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     source: Literal["engine", "progress_file"] = "engine"
 
 
+class KeptSession(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A conversation of which an earlier life of the worker has put something aside."""
+
+    tenant: str
+    session: str
+    expires_ts: int
+
+
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The worker introduces itself when a gateway connects, with the records nobody has acknowledged."""
 
@@ -166,6 +174,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     can_preempt: bool
     """Whether it takes `Preempt`: a static batch runs to its end."""
     unacknowledged: list[AttemptRecord]
+    sessions: list[KeptSession] = []
+    """At most `bounds.KEPT_SESSIONS_MAX`, those that were used last."""
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

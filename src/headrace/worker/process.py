@@ -122,6 +122,14 @@ async def _serve(
     stats = StepStats(registry, kv_bytes_per_token=engine.info.kv_bytes_per_token)
     metrics, _ = start_http_server(orders.metrics_port, addr=orders.metrics_host, registry=registry)
     progress = ProgressFile(Path(orders.progress))
+    reproducible = orders.engine.reproducible
+    slots = EngineSlots(
+        engine,
+        clock=clock,
+        stats=stats,
+        parking=_parking(orders, engine),
+        grain=REPRODUCIBLE_CHUNK_TOKENS if reproducible else 1,
+    )
     server = WorkerServer(
         worker_id=orders.worker_id,
         info=engine.info,
@@ -132,20 +140,13 @@ async def _serve(
         load_us=times[0],
         warm_up_us=times[1],
         is_caching=orders.engine.prefix_cache,
+        sessions=slots.adopted_sessions,
     )
     network = asyncio.get_running_loop()
 
     def on_news(news: LoopNews) -> None:
         network.call_soon_threadsafe(server.publish, news)
 
-    reproducible = orders.engine.reproducible
-    slots = EngineSlots(
-        engine,
-        clock=clock,
-        stats=stats,
-        parking=_parking(orders, engine),
-        grain=REPRODUCIBLE_CHUNK_TOKENS if reproducible else 1,
-    )
     loop = EngineLoop(
         engine,
         limits=StepLimits(

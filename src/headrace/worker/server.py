@@ -34,6 +34,7 @@ from headrace.worker.messages import (
     EndSession,
     FromWorker,
     Hello,
+    KeptSession,
     News,
     Preempt,
     Rejected,
@@ -71,7 +72,9 @@ class WorkerServer:
         load_us: int,
         warm_up_us: int,
         is_caching: bool = True,
+        sessions: list[KeptSession] | None = None,
     ) -> None:
+        """`sessions`: conversations of which there is something from the start."""
         self._worker_id = worker_id
         self._info = info
         self._prompts = prompts
@@ -81,6 +84,7 @@ class WorkerServer:
         self._load_us = load_us
         self._warm_up_us = warm_up_us
         self._is_caching = is_caching
+        self._sessions = sessions or []
         self._tokenizer = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._connections: dict[int, _Connection] = {}
         self._next_connection = 0
@@ -155,6 +159,7 @@ class WorkerServer:
                 warm_up_us=self._warm_up_us,
                 can_preempt=self._loop.can_preempt,
                 unacknowledged=self._progress.unacknowledged(),
+                sessions=self._sessions,
             )
         )
         return number

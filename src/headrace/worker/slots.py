@@ -4,11 +4,13 @@
 outside, the clock and the counts.
 """
 
+from headrace import bounds
 from headrace.caching.index import BLOCK_TOKENS, Holding
 from headrace.caching.slots import Placement, SlotBook
 from headrace.clock import Clock
 from headrace.engine.protocol import Engine
 from headrace.errors import EngineFault
+from headrace.worker.messages import KeptSession
 from headrace.worker.parking import Parking
 from headrace.worker.sequence import Sequence
 from headrace.worker.stats import StepStats
@@ -30,6 +32,8 @@ class EngineSlots:
         self._clock = clock
         self._stats = stats
         self._parking = parking
+        self.adopted_sessions: list[KeptSession] = []
+        """Conversations of which an earlier life has put something aside, the one used last in front."""
         self.book = SlotBook(engine.info.sequences, grain=grain, can_park=self._can_park)
         if parking is not None:
             self._adopt(parking)
@@ -150,6 +154,10 @@ class EngineSlots:
         for holding, expires_ts in parking.scan(self._clock.wall_us()):
             holding.expires_us = expires_ts - offset_us
             self.book.adopt(holding)
+            if holding.session is not None:
+                self.adopted_sessions.append(KeptSession(holding.tenant, holding.session, expires_ts))
+        self.adopted_sessions.sort(key=lambda kept: kept.expires_ts, reverse=True)
+        del self.adopted_sessions[bounds.KEPT_SESSIONS_MAX :]
 
     def _clean(self) -> None:
         for freed in self.book.take_freed():
