@@ -46,7 +46,9 @@ def main() -> None:
         outcome = simulate(setup, arrivals)
         seconds.append(time.process_time() - begin)
     begin = time.process_time()
-    figures = measure(outcome, Window(duration_s=arrivals[-1].arrival_us / SECOND_US))
+    duration_s = arrivals[-1].arrival_us / SECOND_US
+    step_s = max(30.0, duration_s / 200)  # as the command line does it
+    figures = measure(outcome, Window(duration_s=duration_s, step_s=step_s, width_s=2 * step_s))
     measure_seconds = time.process_time() - begin
     print(
         json.dumps(
