@@ -20,6 +20,7 @@ NAMES = (
     "prefix",
     "overload",
     "static_batch",
+    "simulator",
 )
 
 

@@ -30,6 +30,12 @@ def test_two_policies_side_by_side() -> None:
     assert "by tenant (in brackets: compared with fifo)" in text
 
 
+def test_the_page_shows_what_is_printed() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text(encoding="utf-8")
+    shown = call("run", "--load", "overload").output
+    assert f"$ headrace simulate run --load overload\n{shown}```" in page
+
+
 def test_decisions_are_written_without_content_and_replayed(tmp_path: Path) -> None:
     log = tmp_path / "decisions.jsonl"
     first = call("run", "--load", "weighted", "--duration", "20", "--policy", "fair", "--decisions", str(log), "--json")  # fmt: skip

@@ -79,6 +79,7 @@ fleet_options = _all_of(
         click.option("--reserve-output-tokens", type=click.IntRange(1, COUNT_MAX), default=256, show_default=True, help="Up to so many expected tokens a request is short."),
         click.option("--quantum", type=Real(0, 1e12), default=0.0, show_default=True, help="Cost by which warm prefixes may go first."),
         click.option("--long-prompt-tokens", type=click.IntRange(1, COUNT_MAX), help="Longer prompts have a budget of their own."),
+        click.option("--long-prompts-max", type=click.IntRange(1, COUNT_MAX), default=1, show_default=True, help="So many long prompts are read in at once, on all workers together."),
         click.option("--preemption", is_flag=True, help="Stop running requests of the most over-served tenant for interactive ones that find no place (fair only)."),
     )
 )  # fmt: skip

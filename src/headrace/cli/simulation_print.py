@@ -112,10 +112,11 @@ def _tenant(row: Row, base: str) -> list[tuple[str, ...]]:
 def _percent(value: float | None, base: float | None) -> str:
     if value is None or base is None:
         return ""
-    if abs(value - base) < 0.005:
+    change = value - base
+    if abs(change) < 0.0005:
         return ""
     if base == 0 or abs(value / base) >= 10:
-        return f" ({value - base:+,.1f})"
+        return f" ({'+' if change > 0 else '-'}{_number(abs(change))})"
     percent = round(100 * (value / base - 1))
     return f" ({percent:+d} %)" if percent else ""
 
@@ -129,7 +130,9 @@ def _print_columns(rows: Sequence[Sequence[str]]) -> None:
 def _number(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.2f}"
+    if value >= 1000 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.3f}" if abs(value) < 1 else f"{value:.2f}"
 
 
 def _plain(value: object) -> str:

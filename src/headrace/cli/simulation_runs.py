@@ -18,7 +18,8 @@ from headrace.simulate.workload import SECOND_US
 TICKS_MAX: Final = 200
 CHANGEABLE: Final = (
     "prediction", "workers", "slots", "kv-tokens", "cache-blocks", "prefill-us", "decode-us", "batch-floor", "aging",
-    "reserve", "reserve-output-tokens", "quantum", "long-prompt-tokens", "preemption",
+    "reserve", "reserve-output-tokens", "quantum", "long-prompt-tokens", "long-prompts-max",
+    "preemption",
 )  # fmt: skip
 """Options that may be set for one run alone."""
 _WEIGHT: Final = "weight."
@@ -116,6 +117,7 @@ def _setup(variant: Variant, load: Load) -> Setup:
             aging_us=round(options["aging"] * SECOND_US),
             quantum=options["quantum"],
             long_prompt_tokens=long_prompt_tokens,
+            long_prompts_max=options["long_prompts_max"],
             interactive_reserve=options["reserve"],
             reserve_output_tokens_max=options["reserve_output_tokens"],
         ),
