@@ -31,8 +31,8 @@ from headrace.core.upstream import UpstreamReplica
 from headrace.http import HttpClient
 from headrace.ledger.closing import COMPLETED, Counts
 from headrace.ledger.records import Reservation
-from headrace.scheduling.dispatch import QueueBounds
 from headrace.scheduling.fair import FairQueue
+from headrace.scheduling.queue_bounds import QueueBounds
 from headrace.store.journal import Journal
 
 LIMITS = Limits(rps=1e6, tpm=10**12, concurrency=1_000_000, streams=1_000_000)

@@ -14,9 +14,9 @@ import statistics
 import time
 from collections import deque
 
-from headrace.scheduling.dispatch import QueueBounds
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.policy import POLICIES, Demand, PolicyName, QueuePolicy
+from headrace.scheduling.queue_bounds import QueueBounds
 
 SIZES = ((10, 100), (100, 1_000), (1_000, 10_000), (10_000, 100_000), (20_000, 400_000))
 """(tenants, queued requests)"""

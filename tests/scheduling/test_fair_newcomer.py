@@ -6,9 +6,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.scheduling.dispatch import QueueBounds, QueueFull
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.policy import POLICIES, Demand, QueuePolicy
+from headrace.scheduling.queue_bounds import QueueBounds, QueueFull
 
 TENANTS = "abcd"
 BOUNDS = QueueBounds(length=3, tokens=100, tenant_length=2, tenant_tokens=80)

@@ -5,10 +5,10 @@ from headrace.config.scheduling import SchedulingSettings
 from headrace.config.settings import ModelSettings, QueueSettings
 from headrace.core.replica import Replica
 from headrace.request.controls import AS_CONFIGURED, Controls
-from headrace.scheduling.dispatch import QueueBounds
 from headrace.scheduling.expectation import Expectations
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.policy import QueuePolicy
+from headrace.scheduling.queue_bounds import QueueBounds
 
 
 class ServedModel:

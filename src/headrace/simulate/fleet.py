@@ -9,9 +9,9 @@ import msgspec
 
 from headrace.admission.controller import AdmissionController, Applicant
 from headrace.admission.entry import Entry
-from headrace.scheduling.dispatch import QueueBounds, QueueFull
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.policy import Demand, QueuePolicy
+from headrace.scheduling.queue_bounds import QueueBounds, QueueFull
 from headrace.simulate import engine as engines
 from headrace.simulate.engine import Engine, EngineModel
 from headrace.simulate.workload import Arrival
