@@ -4,14 +4,18 @@
 every request has to be durable twice. `accept_us` is accept and grant in one call, on the event loop, with the
 commits that fall due not in it; `operation_us` is all of it, commits included. `controller`: the state machine
 alone, one request accepted, granted and settled, while so many others wait, of so many tenants, with limits at
-the cluster, the tenant and the key. Processor time of one thread.
+the cluster, the tenant and the key. `contended`: the same in one model's queue, which keeps its length: accepted at its
+end, and another one granted the place that comes free. Processor time of one thread.
 """
 
 import argparse
 import asyncio
+import gc
 import json
+import random
 import tempfile
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +35,11 @@ from headrace.core.upstream import UpstreamReplica
 from headrace.http import HttpClient
 from headrace.ledger.closing import COMPLETED, Counts
 from headrace.ledger.records import Reservation
-from headrace.scheduling.dispatch import QueueBounds
 from headrace.scheduling.fair import FairQueue
+from headrace.scheduling.policy import Demand
+from headrace.scheduling.queue_bounds import QueueBounds
 from headrace.store.journal import Journal
+from headrace.telemetry.process import quieten_garbage_collection
 
 LIMITS = Limits(rps=1e6, tpm=10**12, concurrency=1_000_000, streams=1_000_000)
 MODEL = "m"
@@ -177,6 +183,60 @@ def controller_cost(*, waiting: int, tenants: int, count: int) -> dict[str, Any]
     }
 
 
+def contended_cost(*, waiting: int, tenants: int, count: int) -> dict[str, Any]:
+    controller = AdmissionController(lease_us=30_000_000)
+    many = 10**12
+    queue: FairQueue[Entry] = FairQueue(
+        QueueBounds(length=many, tokens=many, tenant_length=many, tenant_tokens=many)
+    )
+    queue.add("r", capacity=64)
+    controller.add_model(MODEL, queue)
+    draw = random.Random(7)
+
+    def applicant(number: int) -> Applicant:
+        tenant = f"t{draw.randrange(tenants)}"
+        levels: tuple[LevelLimits, ...] = (
+            ("cluster", "", LIMITS),
+            ("tenant", tenant, LIMITS),
+            ("key", f"key_{tenant}", LIMITS),
+        )
+        accounts = controller.accounts.of(levels, number)
+        return Applicant(
+            request_id=f"req_{number:032x}",
+            tenant_id=tenant,
+            model_id=MODEL,
+            accounts=accounts,
+            prompt_tokens=100,
+            max_tokens=100,
+            default_max_tokens=100,
+            context_tokens=None,
+            is_stream=False,
+            is_exact=True,
+            can_be_counted=False,
+            demand=Demand(prompt_tokens=100, expected_output_tokens=draw.randint(1, 100), gate=accounts),
+        )
+
+    for number in range(waiting + 64):
+        controller.accept(applicant(number), 0)
+    running = deque(controller.dispatch(MODEL, 0))
+    applicants = [applicant(waiting + 64 + number) for number in range(count)]
+    gc.collect()
+    spent_ns = 0
+    for now_us, one in enumerate(applicants):
+        began_ns = time.thread_time_ns()
+        controller.accept(one, now_us)
+        accepted_ns = time.thread_time_ns()
+        controller.settle(running.popleft(), used=150, now_us=now_us)
+        settled_ns = time.thread_time_ns()
+        running.extend(controller.dispatch(MODEL, now_us))
+        spent_ns += time.thread_time_ns() - settled_ns + accepted_ns - began_ns
+    return {
+        "waiting": waiting,
+        "tenants": tenants,
+        "accept_and_dispatch_us": round(spent_ns / count / 1000, 1),
+    }
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--operations", type=int, default=20_000)
@@ -195,7 +255,13 @@ async def main() -> None:
         for waiting in WAITING
         for tenants in TENANTS
     ]
-    print(json.dumps({"benchmark": "admission", "core": core, "controller": controller}, indent=1))
+    quieten_garbage_collection()
+    contended = [
+        contended_cost(waiting=waiting, tenants=tenants, count=count)
+        for waiting, tenants in ((100, 10), (10_000, 1_000), (100_000, 10_000))
+    ]
+    found = {"benchmark": "admission", "core": core, "controller": controller, "contended": contended}
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

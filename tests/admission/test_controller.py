@@ -20,9 +20,9 @@ from headrace.admission.controller import (
 from headrace.admission.entry import Entry, IllegalTransition, Phase
 from headrace.admission.invariants import check
 from headrace.config.limits import UNLIMITED, Limits
-from headrace.scheduling.dispatch import NoReplica, QueueBounds, QueueFull
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.policy import Demand, QueuePolicy
+from headrace.scheduling.queue_bounds import NoReplica, QueueBounds, QueueFull
 
 LEASE_US = 30_000_000
 MODEL = "m"

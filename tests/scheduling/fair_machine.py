@@ -3,9 +3,9 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from headrace.scheduling.dispatch import NoReplica, QueueBounds, QueueFull
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.policy import POLICIES, Demand, QueuePolicy
+from headrace.scheduling.queue_bounds import NoReplica, QueueBounds, QueueFull
 
 TENANTS = "abcde"
 WEIGHTS = {"a": 1.0, "b": 1.0, "c": 2.0, "d": 3.0, "e": 0.5}

@@ -3,10 +3,10 @@
 import random
 from collections import defaultdict, deque
 
-from headrace.scheduling.dispatch import QueueBounds
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.locality import Warmth
 from headrace.scheduling.policy import Demand, QueuePolicy
+from headrace.scheduling.queue_bounds import QueueBounds
 
 ANY = 10**12
 BOUNDS = QueueBounds(length=ANY, tokens=ANY, tenant_length=ANY, tenant_tokens=ANY)

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from headrace.scheduling.dispatch import QueueBounds
 from headrace.scheduling.explain import REASONS
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.locality import Warmth
 from headrace.scheduling.policy import POLICIES, Demand, QueuePolicy
+from headrace.scheduling.queue_bounds import QueueBounds
 
 MANY = 10**9
 BOUNDS = QueueBounds(length=MANY, tokens=MANY, tenant_length=MANY, tenant_tokens=MANY)

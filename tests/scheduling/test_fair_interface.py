@@ -1,36 +1,17 @@
-"""The fair queue under `fifo` does what the plain queue does: the same tests, run on it."""
+"""The fair queue under `fifo` does what the plain queue does, in any history."""
 
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from headrace.scheduling.dispatch import ModelQueue, NoReplica, QueueBounds, QueueFull
 from headrace.scheduling.fair import FairQueue
-from headrace.scheduling.policy import Demand, QueuePolicy
-from tests.scheduling import test_dispatch
-
-SAME = [
-    test
-    for name, test in vars(test_dispatch).items()
-    if name.startswith("test_")
-    and callable(test)
-    and "parametrize" not in str(getattr(test, "pytestmark", ""))
-    and "turn" not in name  # what the plain queue does instead of being fair
-]
-
-
-def fifo(bounds: QueueBounds) -> FairQueue[Any]:
-    return FairQueue(bounds, QueuePolicy(name="fifo"))
-
-
-@pytest.mark.parametrize("test", SAME, ids=lambda test: test.__name__)
-def test_like_the_plain_queue(test: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_dispatch, "ModelQueue", fifo)
-    test()
+from headrace.scheduling.policy import Demand
+from headrace.scheduling.queue_bounds import NoReplica, QueueBounds, QueueFull
+from tests.scheduling.plain_queue import PlainQueue
+from tests.scheduling.test_queue_rules import fifo
 
 
 class SideBySide(RuleBasedStateMachine):
@@ -39,7 +20,7 @@ class SideBySide(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         bounds = QueueBounds(length=8, tokens=300, tenant_length=5, tenant_tokens=200)
-        self.plain: ModelQueue[int] = ModelQueue(bounds)
+        self.plain: PlainQueue[int] = PlainQueue(bounds)
         self.fair: FairQueue[int] = fifo(bounds)
         self.number = 0
         self.granted: dict[int, tuple[str, str, int]] = {}

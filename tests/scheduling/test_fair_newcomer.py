@@ -6,10 +6,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.scheduling.dispatch import QueueBounds, QueueFull
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.locality import Warmth
 from headrace.scheduling.policy import POLICIES, Demand, QueuePolicy
+from headrace.scheduling.queue_bounds import QueueBounds, QueueFull
 
 TENANTS = "abcd"
 BOUNDS = QueueBounds(length=3, tokens=100, tenant_length=2, tenant_tokens=80)
@@ -34,7 +34,11 @@ class TwoWays:
         self.draw = random.Random(seed)
         policy = random_policy(self.draw)
         self.tenant: dict[int, str] = {}
-        warm_on = (lambda ticket: Warmth({"s": 5}) if ticket % 3 == 0 else None) if self.draw.random() < 0.3 else None
+        warm_on = (
+            (lambda ticket: Warmth({"s": 5}) if ticket % 3 == 0 else None)
+            if self.draw.random() < 0.3
+            else None
+        )
         self.short: FairQueue[int] = FairQueue(BOUNDS, policy, warm_on=warm_on)
         self.long: FairQueue[int] = FairQueue(BOUNDS, policy, warm_on=warm_on)
         for queue in (self.short, self.long):

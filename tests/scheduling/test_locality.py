@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from headrace.request.messages import Message
 from headrace.scheduling.affinity import Affinity
-from headrace.scheduling.dispatch import QueueBounds
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.locality import NEIGHBOUR_TOKENS, Warmth, choose
 from headrace.scheduling.policy import Demand
 from headrace.scheduling.prompt_keys import PromptKeys, prompt_keys
+from headrace.scheduling.queue_bounds import QueueBounds
 from headrace.scheduling.replicas import Replica
 
 ANY = 10**12

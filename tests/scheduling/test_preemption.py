@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from headrace.scheduling.counters import TenantCounter
-from headrace.scheduling.dispatch import QueueBounds
 from headrace.scheduling.fair import ASKING_TENANTS_MAX, FairQueue
 from headrace.scheduling.lanes import Job
 from headrace.scheduling.policy import POLICIES, Demand, QueuePolicy
 from headrace.scheduling.preemption import RunningShares
+from headrace.scheduling.queue_bounds import QueueBounds
 
 MANY = 10**9
 BOUNDS = QueueBounds(length=MANY, tokens=MANY, tenant_length=MANY, tenant_tokens=MANY)

@@ -39,9 +39,9 @@ from headrace.limits.window import WINDOW_US
 from headrace.request.controls import AS_CONFIGURED, Controls
 from headrace.request.latency import LatencySla
 from headrace.request.messages import Message
-from headrace.scheduling.dispatch import NoReplica, QueueFull
 from headrace.scheduling.policy import QueuePolicy
 from headrace.scheduling.prompt_keys import session_key_of
+from headrace.scheduling.queue_bounds import NoReplica, QueueFull
 from headrace.store.errors import StoreUnavailable
 from headrace.store.journal import Journal
 from headrace.worker.messages import AttemptRecord, KeptSession

@@ -21,9 +21,9 @@ from headrace.core.failure import ControlFailure
 from headrace.core.operation import Operation
 from headrace.core.served_model import ServedModel
 from headrace.errors import Refusal
-from headrace.scheduling.dispatch import QueueFull
 from headrace.scheduling.explain import REASONS, Explanation
 from headrace.scheduling.explained_queue import TenantPart, WaitingRequest
+from headrace.scheduling.queue_bounds import QueueFull
 from headrace.telemetry.families import Labels
 
 CLASSES: Final[tuple[ServiceClass, ...]] = ("interactive", "batch")

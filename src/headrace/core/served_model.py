@@ -10,12 +10,12 @@ from headrace.core.replica import Replica
 from headrace.request.controls import AS_CONFIGURED, Controls
 from headrace.request.messages import Message
 from headrace.scheduling.affinity import Affinity, Reason
-from headrace.scheduling.dispatch import QueueBounds
 from headrace.scheduling.expectation import Expectations
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.locality import Warmth
 from headrace.scheduling.policy import QueuePolicy
 from headrace.scheduling.prompt_keys import prompt_keys, session_key_of
+from headrace.scheduling.queue_bounds import QueueBounds
 from headrace.scheduling.service_window import ServiceWindow
 
 

@@ -11,11 +11,11 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from headrace.scheduling.dispatch import QueueBounds
 from headrace.scheduling.expected_order import first_expected
 from headrace.scheduling.explain import Explanation, Reason
 from headrace.scheduling.lanes import Job, Place
 from headrace.scheduling.policy import ServiceClass
+from headrace.scheduling.queue_bounds import QueueBounds
 from headrace.scheduling.queue_state import QueueState
 
 Ticket = TypeVar("Ticket", bound=Hashable)

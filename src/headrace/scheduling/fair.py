@@ -1,11 +1,13 @@
 """Who runs where, and who waits: a bounded queue for each model that shares it fairly between tenants.
 
-It keeps the interface of `headrace.scheduling.dispatch.ModelQueue` and adds who is next. The tenant with the
-lowest counter (`headrace.scheduling.counters`) is; a request is charged to its tenant when it is granted, with
-its expected output, and settled by the real one. Nobody waits while a place is free that the policy
+Requests wait here and not inside engines, because an engine's queue cannot be reordered. A replica is given a request
+only when it has a free place; load is counted here, synchronously, and never read from a scrape.
+
+The tenant with the lowest counter (`headrace.scheduling.counters`) is next; a request is charged to its tenant when
+it is granted, with its expected output, and settled by the real one. Nobody waits while a place is free that the policy
 lets it have: the queue is work-conserving but for the places that `interactive_reserve` keeps free on purpose.
 
-What the owner must call, besides what `ModelQueue` asks for:
+What the owner must call, besides `enter`, `dispatch` and `release` for each request:
 
 - say what a request asks for: `demand` of `enter`, or `describe` of the constructor for all of them;
 - say the time: `now_us` of `enter` and `dispatch`, or `advance` before them;
@@ -22,11 +24,11 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from headrace.scheduling.dispatch import NoReplica
 from headrace.scheduling.explained_queue import ExplainedQueue
 from headrace.scheduling.lanes import Job, Place
 from headrace.scheduling.policy import Demand, QueuePolicy
 from headrace.scheduling.preemption import RunningShares
+from headrace.scheduling.queue_bounds import NoReplica
 from headrace.scheduling.queue_steps import QueueSteps
 
 Ticket = TypeVar("Ticket", bound=Hashable)

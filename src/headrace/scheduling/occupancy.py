@@ -4,8 +4,8 @@ from collections.abc import Hashable, Iterator
 from itertools import chain
 from typing import Generic, TypeVar
 
-from headrace.scheduling.dispatch import QueueBounds, QueueFull
 from headrace.scheduling.lazy_heap import LazyHeap
+from headrace.scheduling.queue_bounds import QueueBounds, QueueFull
 
 Ticket = TypeVar("Ticket", bound=Hashable)
 
@@ -34,7 +34,7 @@ class _Share(Generic[Ticket]):
 
 
 class Occupancy(Generic[Ticket]):
-    """The bounds of a queue, with the rules of `headrace.scheduling.dispatch`, in logarithmic time."""
+    """The bounds of a queue, with the rules of `headrace.scheduling.queue_bounds`, in logarithmic time."""
 
     def __init__(self, bounds: QueueBounds) -> None:
         self._bounds = bounds

@@ -4,13 +4,13 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 from headrace.scheduling.counters import TenantCounters
-from headrace.scheduling.dispatch import QueueBounds
 from headrace.scheduling.explain import Explanation, Reason, Waiting, forecast, tenant_share
 from headrace.scheduling.grants import Grants
 from headrace.scheduling.lanes import Job, Lane, Place
 from headrace.scheduling.occupancy import Occupancy
 from headrace.scheduling.placing import Fits, MayRun, Placing, WarmOn
 from headrace.scheduling.policy import Demand, QueuePolicy
+from headrace.scheduling.queue_bounds import QueueBounds
 from headrace.scheduling.waiting_room import WaitingRoom
 
 Ticket = TypeVar("Ticket", bound=Hashable)

@@ -38,12 +38,15 @@ class QueueSteps(QueueState[Ticket]):
             if may_start is not None and not may_start(newcomer.ticket):
                 return None
             return self._place(newcomer)
-        room = self._room
+        room = self._waiting_room
         room.age(self._now_us)
-        job = next((one for one in room.front() if may_start is None or may_start(one.ticket)), None)
+        job = room.first_in_front(may_start)
         if job is None:
-            is_warm = self._placing.is_warm if self._placing.has_warmth else None
-            job = room.first(is_open=self._is_open, may_start=may_start, is_warm=is_warm)
+            job = room.first(
+                is_open=self._is_open if self._policy.closes_lanes else None,
+                may_start=may_start,
+                is_warm=self._placing.is_warm if self._placing.has_warmth else None,
+            )
         return None if job is None else self._place(job)
 
     def _place(self, job: Job[Ticket]) -> Choice[Ticket] | None:
@@ -64,28 +67,27 @@ class QueueSteps(QueueState[Ticket]):
     # --- granting and charging ----------------------------------------------------------------------
 
     def _grant(self, job: Job[Ticket], replica: Replica, cached_tokens: int) -> None:
-        is_alone = job is self._newcomer
-        if is_alone:
-            self._newcomer = None
-        else:
-            self._room.remove(job)
-            self._occupancy.remove(job.ticket, job.tenant)
         if cached_tokens > job.demand.cached_tokens:
             job.demand = msgspec.structs.replace(job.demand, cached_tokens=cached_tokens)
         charge = self._charge(job)
         job.charged += charge
+        # Before it is taken out: so its tenant's row moves once, to where it belongs.
+        self._counters.grant(job.counter, charge / job.weight)
+        is_alone = job is self._newcomer
+        if is_alone:
+            self._newcomer = None
+            self._waiting_room.granted_alone()
+        else:
+            self._room.remove(job)
+            self._occupancy.remove(job.ticket, job.tenant)
+            self._waiting_room.granted(job, charge)
+            self._moved(job)
         job.place = Place.GRANTED
         job.has_answered = False
         self._order += 1
         job.grant_order = self._order
         self._grants.add(job, replica)
         self._replicas.take(replica, job.tokens)
-        self._counters.grant(job.counter, charge / job.weight)
-        if is_alone:
-            self._waiting_room.granted_alone()
-        else:
-            self._waiting_room.granted(job, charge)
-            self._moved(job)
 
     def _moved(self, job: Job[Ticket]) -> None:
         """Its tenant's counter has changed. Only of those who wait, it says who is next."""

@@ -35,6 +35,8 @@ class WaitingRoom(Generic[Ticket]):
             for service_class in _CLASSES
             for size in _SIZES
         }
+        self._num_in: dict[ServiceClass, int] = dict.fromkeys(_CLASSES, 0)
+        """Jobs in the lanes of a class."""
         self._ages: LazyHeap[Job[Ticket]] = LazyHeap()
         """Jobs of class batch by the time they came."""
         self._shares.floor = policy.batch_floor
@@ -59,9 +61,11 @@ class WaitingRoom(Generic[Ticket]):
     def add(self, job: Job[Ticket]) -> None:
         job.place = Place.LANE
         job.rank = rank_of(job, self.policy)
-        if job.service_class == "batch":
+        service_class = job.service_class
+        if service_class == "batch":
             self._ages.set(job, job.entered_us)
-        self.lane_of(job).add(job)
+        self._num_in[service_class] += 1
+        self._lanes[service_class, size_of(job.demand, self.policy)].add(job)
 
     def add_first(self, job: Job[Ticket]) -> None:
         """Before everybody else."""
@@ -73,9 +77,12 @@ class WaitingRoom(Generic[Ticket]):
         if job.place is Place.FRONT:
             del self._front[job.ticket]
             return
-        assert job.lane is not None
-        job.lane.remove(job)
-        self._ages.discard(job)
+        lane = job.lane
+        assert lane is not None
+        lane.remove(job)
+        self._num_in[lane.service_class] -= 1
+        if lane.service_class == "batch":
+            self._ages.discard(job)
 
     def moved(self, counter: TenantCounter) -> None:
         """The counter of a tenant that waits has changed."""
@@ -102,7 +109,14 @@ class WaitingRoom(Generic[Ticket]):
             self.add(job)
 
     def front(self) -> list[Job[Ticket]]:
-        return list(self._front.values()) if self._front else []
+        return list(self._front.values())
+
+    def first_in_front(self, may_start: Callable[[Ticket], bool] | None) -> Job[Ticket] | None:
+        """The next one of those that were put back who may start."""
+        for job in self._front.values():
+            if may_start is None or may_start(job.ticket):
+                return job
+        return None
 
     def num_waiting(self, service_class: ServiceClass) -> int:
         """Jobs of a class, after aging."""
@@ -117,11 +131,11 @@ class WaitingRoom(Generic[Ticket]):
     def first(
         self,
         *,
-        is_open: Callable[[Lane[Ticket]], bool],
+        is_open: Callable[[Lane[Ticket]], bool] | None,
         may_start: Callable[[Ticket], bool] | None,
         is_warm: Callable[[Job[Ticket]], bool] | None,
     ) -> Job[Ticket] | None:
-        """The next one of those in open lanes who may start."""
+        """The next one of those in open lanes who may start. `is_open` is None where all are."""
         policy = self.policy
         self._put_right()
         for lanes in self._groups(is_open):
@@ -156,8 +170,7 @@ class WaitingRoom(Generic[Ticket]):
         """A job, already taken out, was granted: for the shares of the classes."""
         if self.is_fair:
             other: ServiceClass = "interactive" if job.service_class == "batch" else "batch"
-            does_other_wait = any(self._lanes[other, size].num_jobs for size in _SIZES)
-            self._shares.granted(job.service_class, cost, does_other_wait=does_other_wait)
+            self._shares.granted(job.service_class, cost, does_other_wait=self._num_in[other] > 0)
 
     def granted_alone(self) -> None:
         """A job was granted that had never been in here, while nobody waited."""
@@ -179,10 +192,12 @@ class WaitingRoom(Generic[Ticket]):
                         lane.moved(counter)
             self._moved.clear()
 
-    def _groups(self, is_open: Callable[[Lane[Ticket]], bool]) -> list[list[Lane[Ticket]]]:
+    def _groups(self, is_open: Callable[[Lane[Ticket]], bool] | None) -> list[list[Lane[Ticket]]]:
         """Lanes that are looked at together, first group first."""
-        lanes = [lane for lane in self._lanes.values() if lane.num_jobs and is_open(lane)]
-        if not self.is_fair:
+        lanes = [
+            lane for lane in self._lanes.values() if lane.num_jobs and (is_open is None or is_open(lane))
+        ]
+        if not self.is_fair or not self._num_in["batch"]:
             return [lanes]
         interactive = [lane for lane in lanes if lane.service_class == "interactive"]
         batch = [lane for lane in lanes if lane.service_class == "batch"]

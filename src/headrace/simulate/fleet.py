@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from headrace.admission.controller import AdmissionController, Applicant
 from headrace.admission.entry import Entry, Phase
-from headrace.scheduling.dispatch import QueueBounds, QueueFull
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.locality import Warmth
 from headrace.scheduling.policy import Demand
+from headrace.scheduling.queue_bounds import QueueBounds, QueueFull
 from headrace.simulate import engine as engines
 from headrace.simulate.engine import Engine
 from headrace.simulate.outcome import Outcome, Served, Setup

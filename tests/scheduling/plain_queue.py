@@ -1,48 +1,13 @@
-"""Who runs where, and who waits: a bounded queue for each model, first in first out or in turns between tenants.
-
-Requests wait here and not inside engines, because an engine's queue cannot be reordered. A replica
-is given a request only when it has a free place; load is counted here, synchronously, and never read
-from a scrape.
-
-The queue is bounded in requests and in tokens, as a whole and for each tenant. A tenant that reaches its
-own bound is refused. When the whole queue is full and the newcomer's tenant is not the one that fills it, the
-tenant with the most waiting tokens gives up its newest requests: one tenant's flood never refuses another.
-"""
+"""A queue written another way, in linear time: what the fair queue does under `fifo` has to be the same."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from itertools import islice
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
-import msgspec
+from headrace.scheduling.queue_bounds import NoReplica, QueueBounds, QueueFull
 
 Ticket = TypeVar("Ticket", bound=Hashable)
-
-Bound = Literal["requests", "tokens"]
-
-
-class QueueBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """How much may wait for one model. Tokens are those that are held: prompt and longest answer."""
-
-    length: int
-    tokens: int
-    tenant_length: int
-    tenant_tokens: int
-
-
-class QueueFull(Exception):
-    """No place left in the queue of this model, or in this tenant's part of it."""
-
-    def __init__(self, *, level: Literal["model", "tenant"], bound: Bound, limit: int, used: int) -> None:
-        super().__init__(f"{used} of {limit} {bound} are taken")
-        self.level = level
-        self.bound = bound
-        self.limit = limit
-        self.used = used
-
-
-class NoReplica(Exception):
-    """No replica serves this model and none is expected to."""
 
 
 class _Replica:
@@ -65,19 +30,15 @@ class _Share(Generic[Ticket]):
         self.tokens = 0
 
 
-class ModelQueue(Generic[Ticket]):
+class PlainQueue(Generic[Ticket]):
     """The queue and the replicas of one model. A ticket stands for a request."""
 
-    def __init__(self, bounds: QueueBounds, *, is_taking_turns: bool = False) -> None:
-        """`is_taking_turns`: tenants with waiting requests are granted one each in turn, each tenant's own first in,
-        first out. Without, all requests are first in, first out.
-        """
+    def __init__(self, bounds: QueueBounds) -> None:
         self._bounds = bounds
-        self._is_taking_turns = is_taking_turns
         self._waiting: OrderedDict[Ticket, str] = OrderedDict()
         """Ticket and its tenant, next one first."""
         self._shares: OrderedDict[str, _Share[Ticket]] = OrderedDict()
-        """By tenant, the one whose turn it is first."""
+        """By tenant; of equally large ones the first gives way first."""
         self._tokens = 0
         self._replicas: dict[str, _Replica] = {}
         self._expected: set[str] = set()
@@ -217,7 +178,7 @@ class ModelQueue(Generic[Ticket]):
         replica = self._pick()
         if replica is None or not self._waiting:
             return
-        for ticket in self._in_turns(may_start) if self._is_taking_turns else self._in_order(may_start):
+        for ticket in self._in_order(may_start):
             self.leave(ticket)
             replica.running += 1
             yield ticket, replica.replica_id
@@ -251,22 +212,6 @@ class ModelQueue(Generic[Ticket]):
                 num_passed += 1
             else:
                 return
-            yield ticket
-
-    def _in_turns(self, may_start: Callable[[Ticket], bool] | None) -> Iterator[Ticket]:
-        """Who may start, one of each tenant in turn. Grants only take, so who is blocked stays so meanwhile."""
-        blocked: set[str] = set()
-        while True:
-            for tenant, share in self._shares.items():
-                if tenant in blocked:
-                    continue
-                ticket = next((one for one in share.tickets if may_start is None or may_start(one)), None)
-                if ticket is not None:
-                    break
-                blocked.add(tenant)
-            else:
-                return
-            self._shares.move_to_end(tenant)
             yield ticket
 
     def _add(self, ticket: Ticket, tenant: str, tokens: int) -> None:

@@ -1,16 +1,23 @@
-"""The queue of a model: bounded, first in first out, never more on a replica than it holds."""
+"""The queue of a model under `fifo`: bounded, first in first out, never more on a replica than it holds.
 
-from collections.abc import Hashable
-from typing import TypeVar
+Two queues keep these rules: the server's, and the plain one that its random histories are compared with.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.scheduling.dispatch import ModelQueue, NoReplica, QueueBounds, QueueFull
+from headrace.scheduling.fair import FairQueue
+from headrace.scheduling.policy import QueuePolicy
+from headrace.scheduling.queue_bounds import NoReplica, QueueBounds, QueueFull
+from tests.scheduling.plain_queue import PlainQueue
 
-T = TypeVar("T", bound=Hashable)
+AnyQueue = FairQueue[Any] | PlainQueue[Any]
+Make = Callable[[QueueBounds], AnyQueue]
 MANY = 1_000_000
 
 
@@ -20,12 +27,22 @@ def bounds(
     return QueueBounds(length=length, tokens=tokens, tenant_length=tenant_length, tenant_tokens=tenant_tokens)
 
 
-def enter(queue: ModelQueue[T], ticket: T, *, tenant: str = "demo", tokens: int = 1) -> list[T]:
+def fifo(bounds: QueueBounds) -> FairQueue[Any]:
+    return FairQueue(bounds, QueuePolicy(name="fifo"))
+
+
+@pytest.fixture(params=[fifo, PlainQueue], ids=["fair", "plain"])
+def make(request: pytest.FixtureRequest) -> Make:
+    made: Make = request.param
+    return made
+
+
+def enter(queue: AnyQueue, ticket: Any, *, tenant: str = "demo", tokens: int = 1) -> list[Any]:
     return queue.enter(ticket, tenant=tenant, tokens=tokens)
 
 
-def test_a_free_replica_is_granted_at_once_even_with_no_queue() -> None:
-    queue: ModelQueue[str] = ModelQueue(bounds(length=0))
+def test_a_free_replica_is_granted_at_once_even_with_no_queue(make: Make) -> None:
+    queue = make(bounds(length=0))
     queue.add("r", capacity=1)
     enter(queue, "a")
     assert list(queue.dispatch()) == [("a", "r")]
@@ -34,8 +51,8 @@ def test_a_free_replica_is_granted_at_once_even_with_no_queue() -> None:
     assert (full.value.limit, full.value.used) == (0, 0)
 
 
-def test_the_order_of_arrival_is_kept_and_a_refusal_changes_nothing() -> None:
-    queue: ModelQueue[str] = ModelQueue(bounds(length=2))
+def test_the_order_of_arrival_is_kept_and_a_refusal_changes_nothing(make: Make) -> None:
+    queue = make(bounds(length=2))
     queue.add("r", capacity=1)
     for ticket in "abc":
         enter(queue, ticket)
@@ -47,9 +64,9 @@ def test_the_order_of_arrival_is_kept_and_a_refusal_changes_nothing() -> None:
     assert list(queue.dispatch()) == [("b", "r")]
 
 
-def test_of_equally_large_tenants_who_began_to_wait_first_gives_way() -> None:
+def test_of_equally_large_tenants_who_began_to_wait_first_gives_way(make: Make) -> None:
     for tenants in ("abc", "bca", "cab"):
-        queue: ModelQueue[str] = ModelQueue(bounds(length=6))
+        queue = make(bounds(length=6))
         queue.expect("r")
         for number in range(2):
             for tenant in tenants:
@@ -58,8 +75,8 @@ def test_of_equally_large_tenants_who_began_to_wait_first_gives_way() -> None:
         assert evicted == [f"{tenant}1" for tenant in tenants]
 
 
-def test_more_places_are_there_at_once_and_fewer_wait_for_what_runs_to_end() -> None:
-    queue: ModelQueue[int] = ModelQueue(bounds(length=10))
+def test_more_places_are_there_at_once_and_fewer_wait_for_what_runs_to_end(make: Make) -> None:
+    queue = make(bounds(length=10))
     queue.add("r", capacity=1)
     queue.set_capacity("gone", 5)
     for ticket in range(6):
@@ -76,8 +93,8 @@ def test_more_places_are_there_at_once_and_fewer_wait_for_what_runs_to_end() -> 
     assert list(queue.dispatch()) == [(3, "r")]
 
 
-def test_what_runs_beyond_a_capacity_takes_no_place_of_another_replica() -> None:
-    queue: ModelQueue[int] = ModelQueue(bounds(length=10))
+def test_what_runs_beyond_a_capacity_takes_no_place_of_another_replica(make: Make) -> None:
+    queue = make(bounds(length=10))
     queue.add("r", capacity=4)
     for ticket in range(4):
         enter(queue, ticket)
@@ -89,8 +106,8 @@ def test_what_runs_beyond_a_capacity_takes_no_place_of_another_replica() -> None
     assert list(queue.dispatch()) == [(4, "s"), (5, "s")]
 
 
-def test_the_least_loaded_replica_comes_first_in_proportion_to_its_size() -> None:
-    queue: ModelQueue[int] = ModelQueue(bounds(length=10))
+def test_the_least_loaded_replica_comes_first_in_proportion_to_its_size(make: Make) -> None:
+    queue = make(bounds(length=10))
     queue.add("small", capacity=2)
     queue.add("large", capacity=6)
     for ticket in range(8):
@@ -101,8 +118,8 @@ def test_the_least_loaded_replica_comes_first_in_proportion_to_its_size() -> Non
     assert granted[:4].count("large") == 3
 
 
-def test_without_any_replica_nobody_waits_but_for_an_expected_one_they_do() -> None:
-    queue: ModelQueue[str] = ModelQueue(bounds(length=10))
+def test_without_any_replica_nobody_waits_but_for_an_expected_one_they_do(make: Make) -> None:
+    queue = make(bounds(length=10))
     with pytest.raises(NoReplica):
         enter(queue, "a")
     queue.expect("r.1")
@@ -117,8 +134,8 @@ def test_without_any_replica_nobody_waits_but_for_an_expected_one_they_do() -> N
     assert queue.num_waiting == 0
 
 
-def test_a_release_for_a_replica_that_is_gone_does_not_touch_its_successor() -> None:
-    queue: ModelQueue[str] = ModelQueue(bounds(length=10))
+def test_a_release_for_a_replica_that_is_gone_does_not_touch_its_successor(make: Make) -> None:
+    queue = make(bounds(length=10))
     queue.add("r.1", capacity=1)
     enter(queue, "a")
     list(queue.dispatch())
@@ -130,8 +147,8 @@ def test_a_release_for_a_replica_that_is_gone_does_not_touch_its_successor() -> 
     assert queue.running_on("r.2") == 1
 
 
-def test_who_may_not_start_yet_keeps_its_place_and_lets_others_pass() -> None:
-    queue: ModelQueue[str] = ModelQueue(bounds(length=10))
+def test_who_may_not_start_yet_keeps_its_place_and_lets_others_pass(make: Make) -> None:
+    queue = make(bounds(length=10))
     queue.add("r", capacity=2)
     for ticket in ("a1", "a2", "b1", "b2"):
         enter(queue, ticket)
@@ -142,8 +159,8 @@ def test_who_may_not_start_yet_keeps_its_place_and_lets_others_pass() -> None:
     assert (queue.position("a2"), queue.position("b2")) == (1, 2)
 
 
-def test_the_queue_is_bounded_in_tokens_and_for_each_tenant() -> None:
-    queue: ModelQueue[str] = ModelQueue(bounds(tokens=100, tenant_length=2, tenant_tokens=60))
+def test_the_queue_is_bounded_in_tokens_and_for_each_tenant(make: Make) -> None:
+    queue = make(bounds(tokens=100, tenant_length=2, tenant_tokens=60))
     queue.expect("r")
     enter(queue, "a1", tenant="a", tokens=40)
     with pytest.raises(QueueFull) as full:
@@ -165,8 +182,8 @@ def test_the_queue_is_bounded_in_tokens_and_for_each_tenant() -> None:
     assert (queue.num_waiting, queue.waiting_tokens, queue.waiting_of("a")) == (3, 100, (2, 60))
 
 
-def test_a_full_queue_takes_the_newest_of_the_largest_tenant_for_another_ones_request() -> None:
-    queue: ModelQueue[str] = ModelQueue(bounds(length=3))
+def test_a_full_queue_takes_the_newest_of_the_largest_tenant_for_another_ones_request(make: Make) -> None:
+    queue = make(bounds(length=3))
     queue.expect("r")
     for ticket in ("a1", "a2", "a3"):
         assert enter(queue, ticket, tenant="a", tokens=10) == []
@@ -180,8 +197,8 @@ def test_a_full_queue_takes_the_newest_of_the_largest_tenant_for_another_ones_re
     assert [ticket for ticket, _ in queue.dispatch()] == ["a1", "b1", "c1"]
 
 
-def test_a_large_request_may_take_the_places_of_several_small_ones_of_a_larger_tenant() -> None:
-    queue: ModelQueue[str] = ModelQueue(bounds(tokens=100))
+def test_a_large_request_may_take_the_places_of_several_small_ones_of_a_larger_tenant(make: Make) -> None:
+    queue = make(bounds(tokens=100))
     queue.expect("r")
     for number in range(10):
         enter(queue, f"a{number}", tenant="a", tokens=10)
@@ -192,35 +209,8 @@ def test_a_large_request_may_take_the_places_of_several_small_ones_of_a_larger_t
     assert queue.num_waiting == 8
 
 
-def test_tenants_take_turns_and_each_is_served_in_its_order() -> None:
-    queue: ModelQueue[str] = ModelQueue(bounds(), is_taking_turns=True)
-    queue.expect("r")
-    for ticket in ("a1", "a2", "a3", "b1", "c1", "b2"):
-        enter(queue, ticket, tenant=ticket[0])
-    queue.add("r", capacity=2)
-    granted = [ticket for ticket, _ in queue.dispatch()]
-    for _ in range(4):
-        queue.release("r")
-        granted += [ticket for ticket, _ in queue.dispatch()]
-    assert granted == ["a1", "b1", "c1", "a2", "b2", "a3"]
-
-
-def test_a_tenant_that_may_not_start_loses_its_turn_and_not_its_place() -> None:
-    queue: ModelQueue[str] = ModelQueue(bounds(), is_taking_turns=True)
-    queue.add("r", capacity=1)
-    for ticket in ("a1", "a2", "b1", "b2"):
-        enter(queue, ticket, tenant=ticket[0])
-    assert [ticket for ticket, _ in queue.dispatch(lambda ticket: ticket[0] == "b")] == ["b1"]
-    queue.release("r")
-    assert [ticket for ticket, _ in queue.dispatch()] == ["a1"]
-    queue.put_back("a1", "r", tenant="a", tokens=1)
-    assert [ticket for ticket, _ in queue.dispatch()] == ["a1"], "what was sent back is next"
-    queue.release("r")
-    assert [ticket for ticket, _ in queue.dispatch()] == ["b2"]
-
-
-def test_what_a_full_replica_sends_back_is_next_and_the_replica_rests() -> None:
-    queue: ModelQueue[str] = ModelQueue(bounds(length=2))
+def test_what_a_full_replica_sends_back_is_next_and_the_replica_rests(make: Make) -> None:
+    queue = make(bounds(length=2))
     queue.add("r", capacity=1)
     for ticket in "abc":
         enter(queue, ticket, tokens=3)
@@ -238,13 +228,11 @@ class QueueMachine(RuleBasedStateMachine):
     """Random arrivals, departures, deaths of replicas against a plain model of the queue."""
 
     LENGTH = 4
-    TAKING_TURNS = False
+    MAKE: Make = staticmethod(fifo)
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue: ModelQueue[int] = ModelQueue(
-            bounds(length=self.LENGTH), is_taking_turns=self.TAKING_TURNS
-        )
+        self.queue = self.MAKE(bounds(length=self.LENGTH))
         self.waiting: list[int] = []
         self.running: dict[int, str] = {}
         self.capacity: dict[str, int] = {}
@@ -312,11 +300,9 @@ QueueMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=
 TestQueueMachine = QueueMachine.TestCase
 
 
-class TurnsMachine(QueueMachine):
-    """With one tenant, turns make no difference."""
-
-    TAKING_TURNS = True
+class PlainMachine(QueueMachine):
+    MAKE = PlainQueue
 
 
-TurnsMachine.TestCase.settings = QueueMachine.TestCase.settings
-TestTurnsMachine = TurnsMachine.TestCase
+PlainMachine.TestCase.settings = QueueMachine.TestCase.settings
+TestPlainMachine = PlainMachine.TestCase
