@@ -52,7 +52,7 @@ overload: dev ## ten times more clients than places: goodput, refusals, memory, 
 soak: dev ## ten thousand random operations against a cache far too small
 	HEADRACE_TEST_SOAK_OPERATIONS=10000 $(BIN)/python -m pytest tests/worker/test_cache_soak.py
 
-reproducible: dev ## answers alone, together, cached, parked, after a restart: the same? ten minutes
+reproducible: dev ## answers alone, together, cached, preempted, parked, after a restart: the same? ten minutes
 	$(BIN)/python -m benchmarks.reproducible $(ARGS)
 
 lock: dev ## renew the locked requirements from pyproject.toml
