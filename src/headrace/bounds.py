@@ -108,6 +108,9 @@ BATCH_COST_ALPHA_MIN: Final = 0.3
 BATCH_COST_ALPHA_MAX: Final = 1.0
 """How much of a longest answer counts when a static batch is collected."""
 
+TENANT_LABELS_MAX: Final = 100
+"""Tenants with a label of their own in a metric; the rest is counted as `other`."""
+
 # --- sessions -----------------------------------------------------------------------------------
 SESSIONS_MAX: Final = 100_000
 """Sessions known at once, of all tenants; the one that was idle longest makes room."""

@@ -1,12 +1,15 @@
 """Random work against a cache far too small: nothing crashes, every answer is right, all memory comes back.
 
-The stub's answer follows from every token a slot holds, so one token of another's shows in the answer.
+Lengths, aborts, conversations, evictions, preemptions by the owner and for want of cells, restarts of the worker. The stub's
+answer follows from every token a slot holds, so one token of another's shows in the answer; its pool of cells takes nothing
+once it is full. After every step the books of cells are compared with the engine's.
 Ten thousand operations: `make soak`.
 """
 
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -28,12 +31,15 @@ from headrace.worker.slots import EngineSlots
 from headrace.worker.stats import StepStats
 
 OPERATIONS = int(os.environ.get("HEADRACE_TEST_SOAK_OPERATIONS", "1500"))
-SLOTS, CONTEXT = 3, 400
+SEED = int(os.environ.get("HEADRACE_TEST_SOAK_SEED", "0"))
+SLOTS, CONTEXT = 5, 400
+KV_TOKENS = 420
+STATE_BYTES_PER_TOKEN = 8
 SETTINGS = EngineSettings(
     max_batch_size=SLOTS,
     max_context_tokens=CONTEXT,
     max_batch_tokens=160,
-    stub=StubTiming(output_tokens=40, fault_every_steps=0),
+    stub=StubTiming(output_tokens=90, fault_every_steps=0),
 )
 
 
@@ -50,8 +56,13 @@ class LeapingClock(SystemClock):
 
 
 class Soak:
-    def __init__(self, folder: Path, seed: int, *, chunk: int | None) -> None:
+    def __init__(
+        self, folder: Path, seed: int, *, chunk: int | None, engine: dict[str, Any] | None = None
+    ) -> None:
         self.rng = random.Random(seed)
+        self.settings = msgspec.structs.replace(SETTINGS, **(engine or {}))
+        self.suspended: set[str] = set()
+        self.registries: list[CollectorRegistry] = []
         self.folder = folder
         self.chunk = chunk
         self.clock = LeapingClock()
@@ -67,8 +78,11 @@ class Soak:
     def start(self) -> None:
         """A life of the worker. What the one before has parked is found."""
         self.lives += 1
-        self.engine = StubEngine(SETTINGS, sleep=lambda seconds: None)
-        stats = StepStats(CollectorRegistry(), kv_bytes_per_token=1024)
+        self.engine = StubEngine(self.settings, sleep=lambda seconds: None)
+        # As large as its states are, or none would fit into the few bytes there are for them.
+        self.engine.info = msgspec.structs.replace(self.engine.info, kv_bytes_per_token=STATE_BYTES_PER_TOKEN)
+        self.registries.append(CollectorRegistry())
+        stats = StepStats(self.registries[-1], kv_bytes_per_token=STATE_BYTES_PER_TOKEN)
         parking = Parking(self.folder / "kv", state_key="stub", bytes_max=12_000)
         self.slots = EngineSlots(
             self.engine, clock=self.clock, stats=stats, parking=parking, grain=self.chunk or 1
@@ -83,11 +97,13 @@ class Soak:
             stats=stats,
             slots=self.slots,
             chunk_tokens=self.chunk,
+            debug=True,
         )
 
     def hear(self, news: LoopNews) -> None:
         for _, record in news.records:
             assert record.attempt_id not in self.records, "one record each"
+            self.suspended.discard(record.attempt_id)
             self.records[record.attempt_id] = record
 
     def submit(self) -> None:
@@ -103,7 +119,7 @@ class Soak:
             tenant_id=tenant,
             connection_id=0,
             prompt=prompt,
-            max_tokens=rng.choice((1, 3, 30, 60)),
+            max_tokens=rng.choice((1, 3, 30, 80)),
             sampling=Sampling(seed=rng.randrange(3)),
             stop=[],
             arrived_us=0,
@@ -119,7 +135,7 @@ class Soak:
         self.loop.submit(sequence)
 
     def operate(self) -> None:
-        match self.rng.randrange(20):
+        match self.rng.randrange(21):
             case 0 | 1 | 2 | 3 | 4 | 5:
                 self.submit()
             case 6:
@@ -132,8 +148,26 @@ class Soak:
                 self.clock.ahead_us += self.rng.choice((1, 4, 70)) * 1_000_000
             case 9 if self.rng.random() < 0.1:
                 self.restart()
+            case 10:
+                self.preempt_or_resume()
             case _:
                 self.loop.step()
+
+    def preempt_or_resume(self) -> None:
+        """As the owner."""
+        open_ids = [one for one in self.sequences if one not in self.records]
+        if self.suspended and self.rng.random() < 0.6:
+            attempt_id = self.rng.choice(sorted(self.suspended))
+            self.suspended.remove(attempt_id)
+            self.loop.resume(attempt_id)
+        elif open_ids:
+            attempt_id = self.rng.choice(open_ids)
+            self.suspended.add(attempt_id)
+            self.loop.preempt(attempt_id)
+
+    def total(self, name: str, **labels: str) -> float:
+        """Of all lives of the worker."""
+        return sum(one.get_sample_value(name, labels) or 0 for one in self.registries)
 
     def restart(self) -> None:
         """In order, or killed."""
@@ -143,11 +177,14 @@ class Soak:
         self.start()
 
     def finish(self) -> None:
+        for attempt_id in self.suspended:
+            self.loop.resume(attempt_id)
+        self.suspended.clear()
         while self.loop.num_running or self.loop.num_waiting:
             self.loop.step()
 
     def check(self) -> None:
-        roomy = msgspec.structs.replace(SETTINGS, max_batch_tokens=CONTEXT)
+        roomy = msgspec.structs.replace(self.settings, max_batch_tokens=CONTEXT, kv_tokens=None)
         reference = StubEngine(roomy, sleep=lambda seconds: None)
         known: dict[tuple[object, ...], list[int]] = {}
         for attempt_id, one in self.sequences.items():
@@ -177,9 +214,10 @@ def answer(engine: StubEngine, one: Sequence) -> list[int]:
 
 
 @pytest.mark.parametrize("chunk", [None, 64])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_cache_far_too_small(tmp_path: Path, seed: int, chunk: int | None) -> None:
-    soak = Soak(tmp_path, seed, chunk=chunk)
+@pytest.mark.parametrize("layout", ["per_sequence", "unified"])
+@pytest.mark.parametrize("kv_tokens", [None, KV_TOKENS])
+def test_a_cache_far_too_small(tmp_path: Path, layout: str, kv_tokens: int | None, chunk: int | None) -> None:
+    soak = Soak(tmp_path, SEED, chunk=chunk, engine={"kv_layout": layout, "kv_tokens": kv_tokens})
     for _ in range(OPERATIONS):
         soak.operate()
         assert soak.parking.bytes_used <= soak.parking.bytes_max
@@ -188,8 +226,15 @@ def test_a_cache_far_too_small(tmp_path: Path, seed: int, chunk: int | None) -> 
     assert soak.records.keys() == soak.sequences.keys()
     cached = sum(record.prompt_tokens_cached for record in soak.records.values())
     assert cached > 1000, "a cache that is never hit proves nothing"
+    assert soak.total("headrace_worker_placements_total", source="restore") > OPERATIONS / 500
+    for reason in ("queue", "memory") if kv_tokens else ("queue",):
+        assert soak.total("headrace_worker_preemptions_total", reason=reason) > OPERATIONS / 500
+    if not kv_tokens:
+        assert soak.total("headrace_worker_preemptions_total", reason="memory") == 0
     soak.clock.ahead_us += 10**9
     soak.slots.book.expire(soak.clock.monotonic_us())
     soak.slots._clean()
+    soak.loop.step()
+    assert (soak.engine.cells_used(), soak.slots.cells.used, soak.slots.cells.used_running) == (0, 0, 0)
     assert not list(soak.slots.book.holdings), "all memory comes back"
     assert not list((tmp_path / "kv").iterdir()), "and all files"
