@@ -3,9 +3,10 @@
 The real engine under the worker's own loop, in this process. Each prompt's greedy answer alone, with an empty
 cache, is the reference. Then the same prompts: all at once; all at once again with everything cached; in another
 order with short noise between them; each preempted in the middle of its answer, half of them twice, and resumed some
-steps later; with so few slots that what is kept is parked in files and restored; and after a new life of the worker
-found the parked files. Each answer is compared token by token, in reproducible mode and in the default mode. Prints
-one JSON object; exit status 1 if an answer differs in reproducible mode.
+steps later; with so few KV cells that some are preempted for want of them; with so few slots that what is kept is
+parked in files and restored; and after a new life of the worker found the parked files. Each answer is compared token
+by token, in reproducible mode and in the default mode. Prints one JSON object; exit status 1 if an answer differs in
+reproducible mode.
 """
 
 import argparse
@@ -239,6 +240,11 @@ def compare(model: Path, num: int, tokens: int, *, is_reproducible: bool) -> dic
             note(name, answers)
             results[name]["preempted"] = sum(times > 0 for times in bench.preempted)
         engine.shutdown()
+        engine = load(model, SLOTS, kv_tokens=max(CONTEXT, sum(map(len, prompts)) // 3))
+        bench = Bench(engine, Path(scratch) / "cells", is_reproducible=is_reproducible)
+        note("few cells", bench.run(prompts, tokens, order=full, tenants=lambda number: str(number % 3)))
+        results["few cells"]["preempted_for_memory"] = sum(times > 0 for times in bench.preempted)
+        engine.shutdown()
         engine = load(model, FEW_SLOTS)
         bench = Bench(engine, Path(scratch) / "few", is_reproducible=is_reproducible)
         for name in ("few slots, parking", "few slots, restoring"):
@@ -250,9 +256,16 @@ def compare(model: Path, num: int, tokens: int, *, is_reproducible: bool) -> dic
     return results
 
 
-def load(model: Path, slots: int) -> LlamaEngine:
+def load(model: Path, slots: int, *, kv_tokens: int | None = None) -> LlamaEngine:
     return LlamaEngine.load(
-        LlamaSettings(model_path=model, sequences=slots, context_tokens=CONTEXT, batch_tokens=512, threads=1)
+        LlamaSettings(
+            model_path=model,
+            sequences=slots,
+            context_tokens=CONTEXT,
+            batch_tokens=512,
+            threads=1,
+            kv_tokens=kv_tokens,
+        )
     )
 
 
@@ -270,7 +283,7 @@ def main() -> int:
     }
     print(json.dumps({"benchmark": "reproducible", "chunk": REPRODUCIBLE_CHUNK_TOKENS, **results}, indent=1))
     is_proven = all(
-        one["same"] == one.get("preempted", one["of"]) == one["of"]
+        one["same"] == one.get("preempted", one["of"]) == one["of"] and one.get("preempted_for_memory", 1)
         for one in results.get("reproducible", {}).values()
     )
     return 0 if is_proven else 1

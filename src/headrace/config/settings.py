@@ -24,6 +24,8 @@ ModelId = Annotated[
     ),
 ]
 
+DEBUG_CELLS = "HEADRACE_DEBUG_CELLS"
+"""An environment variable, not a setting: 1 lets workers compare their books of KV cells with the engine's after every step."""
 BUILTIN_MODEL = "smollm2-135m-instruct"
 """The model that `make install` brings along."""
 BUILTIN_PATH = "builtin"

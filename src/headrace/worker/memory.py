@@ -3,13 +3,11 @@
 import os
 from collections.abc import Sequence as Many
 
+from headrace.config.settings import DEBUG_CELLS
 from headrace.scheduling.memory import RunningMax, choose_victim, has_room, outstanding
 from headrace.worker.memory_stats import MemoryStats
 from headrace.worker.sequence import Sequence
 from headrace.worker.slots import EngineSlots
-
-DEBUG_VARIABLE = "HEADRACE_DEBUG_CELLS"
-"""Set to 1, every worker compares its books with the engine's after each step, and dies where they differ."""
 
 
 class KvMemory:
@@ -22,7 +20,7 @@ class KvMemory:
         self._cells = slots.cells
         self._stats = stats
         self._running_max = RunningMax(running_max)
-        self._is_checked = os.environ.get(DEBUG_VARIABLE) == "1" if debug is None else debug
+        self._is_checked = os.environ.get(DEBUG_CELLS) == "1" if debug is None else debug
         stats.watch_fragmentation(lambda: self._cells.fragmentation)
 
     @property
