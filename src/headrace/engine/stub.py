@@ -50,29 +50,32 @@ class StubVocabulary:
 class _Slot:
     __slots__ = ("cells", "generated", "seed", "states", "tokens")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_pooled: bool) -> None:
         self.seed = -1
         """Of the sequence that runs here; negative while none does."""
         self.tokens: list[int] = []
         self.states: list[int] = []
         """After each token, a number that stands for it and all before it."""
-        self.cells: list[object] = []
-        """One for each token; the same in two slots where they share it."""
+        self.cells: list[object] | None = [] if is_pooled else None
+        """One for each token; the same in two slots where they share it. None: they never do."""
         self.generated = 0
 
     def cut(self, length: int) -> None:
         del self.tokens[length:]
         del self.states[length:]
-        del self.cells[length:]
+        if self.cells is not None:
+            del self.cells[length:]
 
     def take(self, tokens: Iterable[int], *, cells: Iterable[object] = ()) -> None:
+        """`cells`: those of another slot, for the first of the tokens."""
         state = self.states[-1] if self.states else 0
         for token in tokens:
             state = (state * 1_000_003 + token + 1) & 0xFFFF_FFFF
             self.tokens.append(token)
             self.states.append(state)
-        self.cells.extend(cells)
-        self.cells.extend(object() for _ in range(len(self.tokens) - len(self.cells)))
+        if self.cells is not None:
+            self.cells.extend(cells)
+            self.cells.extend(object() for _ in range(len(self.tokens) - len(self.cells)))
 
 
 class StubEngine:
@@ -82,10 +85,10 @@ class StubEngine:
         self._timing = settings.stub or StubTiming()
         self._sleep = sleep
         self._calls = 0
-        self._slots = [_Slot() for _ in range(settings.max_batch_size)]
         reserved = settings.max_batch_size * settings.max_context_tokens
         kv_tokens = min(settings.kv_tokens or reserved, reserved)
         is_unified = settings.kv_layout == "unified"
+        self._slots = [_Slot(is_pooled=is_unified) for _ in range(settings.max_batch_size)]
         self.vocabulary = StubVocabulary()
         self.info = EngineInfo(
             backend="stub (computes nothing)",
@@ -140,8 +143,7 @@ class StubEngine:
         assert self._slots[target].seed < 0 and length <= len(self._slots[source].tokens)
         self._slots[target].cut(0)
         donor = self._slots[source]
-        cells = donor.cells[:length] if self.info.is_kv_unified else ()
-        self._slots[target].take(donor.tokens[:length], cells=cells)
+        self._slots[target].take(donor.tokens[:length], cells=(donor.cells or [])[:length])
 
     def save(self, slot: int) -> bytes:
         return array("q", self._slots[slot].tokens).tobytes()
@@ -163,7 +165,9 @@ class StubEngine:
         return len(self._slots[slot].tokens)
 
     def cells_used(self) -> int:
-        return len({id(cell) for slot in self._slots for cell in slot.cells})
+        if not self.info.is_kv_unified:
+            return sum(len(slot.tokens) for slot in self._slots)
+        return len({id(cell) for slot in self._slots for cell in slot.cells or ()})
 
     def shutdown(self) -> None:
         self._slots.clear()
@@ -172,6 +176,8 @@ class StubEngine:
         """A pool that is full takes nothing; slots with cells of their own always have theirs."""
         info = self.info
         if not info.is_kv_unified or info.kv_tokens == info.sequences * info.context_tokens:
+            return
+        if sum(len(slot.tokens) for slot in self._slots) + tokens <= info.kv_tokens:
             return
         if self.cells_used() + tokens > info.kv_tokens:
             raise EngineFault("the KV cache is full")

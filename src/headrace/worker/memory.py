@@ -2,12 +2,16 @@
 
 import os
 from collections.abc import Sequence as Many
+from typing import Final
 
 from headrace.config.settings import DEBUG_CELLS
 from headrace.scheduling.memory import RunningMax, choose_victim, has_room, outstanding
 from headrace.worker.memory_stats import MemoryStats
 from headrace.worker.sequence import Sequence
 from headrace.worker.slots import EngineSlots
+
+TELL_STEPS: Final = 32
+"""Tenants' gauges are set when somebody comes or goes, and after so many steps."""
 
 
 class KvMemory:
@@ -21,6 +25,8 @@ class KvMemory:
         self._stats = stats
         self._running_max = RunningMax(running_max)
         self._is_checked = os.environ.get(DEBUG_CELLS) == "1" if debug is None else debug
+        self._told = (0, 0, 0)
+        """Sequences and kept tokens when the tenants' gauges were set, and how many steps ago."""
         stats.watch_fragmentation(lambda: self._cells.fragmentation)
 
     @property
@@ -68,14 +74,22 @@ class KvMemory:
         self._stats.holds(
             running=cells.used_running, kept=cells.kept, free=cells.free, running_max=self._running_max.value
         )
+        num_running, kept, num_steps = self._told
+        if num_running != len(running) or kept != cells.kept or num_steps >= TELL_STEPS:
+            self._told = (len(running), cells.kept, 0)
+            self._stats.tenants_hold(self._held_by_tenant(running))
+        else:
+            self._told = (num_running, kept, num_steps + 1)
+        if self._is_checked:
+            self.check(running)
+
+    def _held_by_tenant(self, running: Many[Sequence]) -> dict[str, int]:
         tenants: dict[str, int] = {}
         for one in running:
             tenants[one.tenant_id] = tenants.get(one.tenant_id, 0) + one.held
         for tenant, tokens in self._slots.book.kept_by_tenant():
             tenants[tenant] = tenants.get(tenant, 0) + tokens
-        self._stats.tenants_hold(tenants)
-        if self._is_checked:
-            self.check(running)
+        return tenants
 
     def check(self, running: Many[Sequence]) -> None:
         """Compare sequences, books and engine; an `AssertionError` where they differ."""
