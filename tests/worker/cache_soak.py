@@ -165,7 +165,8 @@ class Soak:
             self.suspended.remove(attempt_id)
             self.loop.resume(attempt_id)
         elif open_ids:
-            attempt_id = self.rng.choice(open_ids)
+            running = [one.attempt_id for one in self.loop._running()]
+            attempt_id = self.rng.choice(running if running and self.rng.random() < 0.8 else open_ids)
             self.suspended.add(attempt_id)
             self.loop.preempt(attempt_id)
 
