@@ -26,6 +26,7 @@ from headrace.caching.slots import CacheOrder
 from headrace.clock import SystemClock
 from headrace.engine.llama import LlamaEngine, LlamaSettings
 from headrace.request.sampling import Sampling
+from headrace.scheduling.memory import GROWTH_TOKENS
 from headrace.scheduling.steps import StepLimits
 from headrace.worker.loop import EngineLoop
 from headrace.worker.parking import Parking
@@ -240,9 +241,9 @@ def compare(model: Path, num: int, tokens: int, *, is_reproducible: bool) -> dic
             note(name, answers)
             results[name]["preempted"] = sum(times > 0 for times in bench.preempted)
         engine.shutdown()
-        engine = load(model, SLOTS, kv_tokens=max(CONTEXT, sum(map(len, prompts)) // 3))
+        engine = load(model, SLOTS, kv_tokens=few_cells(prompts, tokens))
         bench = Bench(engine, Path(scratch) / "cells", is_reproducible=is_reproducible)
-        note("few cells", bench.run(prompts, tokens, order=full, tenants=lambda number: str(number % 3)))
+        note("few cells", bench.run(prompts, tokens, order=off, tenants=lambda number: str(number % 3)))
         results["few cells"]["preempted_for_memory"] = sum(times > 0 for times in bench.preempted)
         engine.shutdown()
         engine = load(model, FEW_SLOTS)
@@ -254,6 +255,13 @@ def compare(model: Path, num: int, tokens: int, *, is_reproducible: bool) -> dic
         note("after a restart", bench.run(prompts, tokens, order=full, tenants=lambda _: "t"))
         engine.shutdown()
     return results
+
+
+def few_cells(prompts: list[list[int]], tokens: int) -> int:
+    """Half of them begin together, and have room for half of their answers."""
+    begin = prompts[: (len(prompts) + 1) // 2]
+    least = max(map(len, prompts)) + tokens
+    return max(least, sum(map(len, begin)) + len(begin) * max(tokens // 2, GROWTH_TOKENS + 1))
 
 
 def load(model: Path, slots: int, *, kv_tokens: int | None = None) -> LlamaEngine:
