@@ -6,7 +6,7 @@ MODELS := $(VENV)/share/headrace/models
 GGUF := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev serve test simulate simulate-bugs simulate-fair check format bench accept kills overload soak reproducible lock clean
+.PHONY: help install dev serve test simulate simulate-bugs simulate-fair check format bench accept kills overload soak soak-engine reproducible lock clean
 
 help: ## what can be done here
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -55,7 +55,10 @@ overload: dev ## ten times more clients than places: goodput, refusals, memory, 
 soak: dev ## ten thousand random operations against a cache far too small
 	HEADRACE_TEST_SOAK_OPERATIONS=10000 $(BIN)/python -m pytest tests/worker/test_cache_soak.py
 
-reproducible: dev ## answers alone, together, cached, parked, after a restart: the same? ten minutes
+soak-engine: dev ## a thousand of them on the real engine, every answer compared; many minutes; OPERATIONS=300 for less
+	HEADRACE_TEST_ENGINE_SOAK_OPERATIONS=$(or $(OPERATIONS),1000) $(BIN)/python -m pytest tests/engine/llama/test_engine_soak.py -n 0 -s --timeout 7200
+
+reproducible: dev ## answers alone, together, cached, preempted, parked, after a restart: the same? ten minutes
 	$(BIN)/python -m benchmarks.reproducible $(ARGS)
 
 lock: dev ## renew the locked requirements from pyproject.toml

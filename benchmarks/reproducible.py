@@ -2,9 +2,11 @@
 
 The real engine under the worker's own loop, in this process. Each prompt's greedy answer alone, with an empty
 cache, is the reference. Then the same prompts: all at once; all at once again with everything cached; in another
-order with short noise between them; with so few slots that what is kept is parked in files and restored; and after a
-new life of the worker found the parked files. Each answer is compared token by token, in reproducible mode and
-in the default mode. Prints one JSON object; exit status 1 if an answer differs in reproducible mode.
+order with short noise between them; each preempted in the middle of its answer, half of them twice, and resumed some
+steps later; with so few KV cells that some are preempted for want of them; with so few slots that what is kept is
+parked in files and restored; and after a new life of the worker found the parked files. Each answer is compared token
+by token, in reproducible mode and in the default mode. Prints one JSON object; exit status 1 if an answer differs in
+reproducible mode.
 """
 
 import argparse
@@ -24,6 +26,7 @@ from headrace.caching.slots import CacheOrder
 from headrace.clock import SystemClock
 from headrace.engine.llama import LlamaEngine, LlamaSettings
 from headrace.request.sampling import Sampling
+from headrace.scheduling.memory import GROWTH_TOKENS
 from headrace.scheduling.steps import StepLimits
 from headrace.worker.loop import EngineLoop
 from headrace.worker.parking import Parking
@@ -36,6 +39,7 @@ from headrace.worker.stats import StepStats
 CONTEXT = 1024
 SLOTS = 32
 FEW_SLOTS = 4
+PAUSE_STEPS = 5
 WORDS = [
     "water",
     "river",
@@ -97,7 +101,12 @@ class Bench:
         self._is_reproducible = is_reproducible
         self._number = 0
         self.cached = self.prompt = 0
+        self.preempted: list[int] = []
+        """Of the last run, how often each was preempted."""
         self.seconds = 0.0
+        self._steps = 0
+        self._paused: dict[str, int] = {}
+        """Preempted attempts, and the step in which they are to be resumed."""
         self.parking: Parking | None = None
         self.new_life()
 
@@ -127,8 +136,15 @@ class Bench:
         )
 
     def run(
-        self, prompts: list[list[int]], tokens: int, *, order: CacheOrder, tenants: Callable[[int], str]
+        self,
+        prompts: list[list[int]],
+        tokens: int,
+        *,
+        order: CacheOrder,
+        tenants: Callable[[int], str],
+        preempt_at: list[list[int]] | None = None,
     ) -> list[list[int]]:
+        """`preempt_at`: for each prompt, after how many tokens of its answer it is preempted."""
         sequences = []
         began = time.perf_counter()
         for number, prompt in enumerate(prompts):
@@ -146,12 +162,30 @@ class Bench:
             )
             sequences.append(one)
             self._loop.submit(one)
-        while self._loop.num_running or self._loop.num_waiting:
+        stops = {one.attempt_id: list(at) for one, at in zip(sequences, preempt_at or [], strict=False)}
+        while self._loop.num_running or self._loop.num_waiting or self._loop.num_suspended:
+            self._preempt_and_resume(sequences, stops)
             self._loop.step()
         self.seconds = time.perf_counter() - began
         self.cached = sum(one.cached for one in sequences)
         self.prompt = sum(len(prompt) for prompt in prompts)
+        self.preempted = [one.preemptions for one in sequences]
         return [one.tokens for one in sequences]
+
+    def _preempt_and_resume(self, sequences: list[Sequence], stops: dict[str, list[int]]) -> None:
+        """Preempt whoever is as far as it should be; whoever is preempted goes on once `PAUSE_STEPS` steps are over."""
+        for one in sequences:
+            attempt_id = one.attempt_id
+            paused = self._paused.get(attempt_id)
+            if paused is not None and self._steps >= paused:
+                del self._paused[attempt_id]
+                self._loop.resume(attempt_id)
+            at = stops.get(attempt_id)
+            if at and paused is None and one.generated >= at[0]:
+                at.pop(0)
+                self._paused[attempt_id] = self._steps + PAUSE_STEPS
+                self._loop.preempt(attempt_id)
+        self._steps += 1
 
 
 def make_prompts(engine: LlamaEngine, num: int) -> list[list[int]]:
@@ -198,6 +232,19 @@ def compare(model: Path, num: int, tokens: int, *, is_reproducible: bool) -> dic
         mixed = [prompts[at] for at in shuffled] + [prompt[:20] for prompt in prompts]
         answers = bench.run(mixed, tokens, order=full, tenants=lambda _: "t")[:num]
         note("other order, with noise", answers, shuffled)
+        # Half of them twice.
+        halves = [
+            [len(answer) // 2, len(answer) * 3 // 4][: 1 + at % 2] for at, answer in enumerate(reference)
+        ]
+        for name, cache in (("preempted", full), ("preempted, nothing kept", off)):
+            answers = bench.run(prompts, tokens, order=cache, tenants=lambda _: "t", preempt_at=halves)
+            note(name, answers)
+            results[name]["preempted"] = sum(times > 0 for times in bench.preempted)
+        engine.shutdown()
+        engine = load(model, SLOTS, kv_tokens=few_cells(prompts, tokens))
+        bench = Bench(engine, Path(scratch) / "cells", is_reproducible=is_reproducible)
+        note("few cells", bench.run(prompts, tokens, order=off, tenants=lambda number: str(number % 3)))
+        results["few cells"]["preempted_for_memory"] = sum(times > 0 for times in bench.preempted)
         engine.shutdown()
         engine = load(model, FEW_SLOTS)
         bench = Bench(engine, Path(scratch) / "few", is_reproducible=is_reproducible)
@@ -210,9 +257,23 @@ def compare(model: Path, num: int, tokens: int, *, is_reproducible: bool) -> dic
     return results
 
 
-def load(model: Path, slots: int) -> LlamaEngine:
+def few_cells(prompts: list[list[int]], tokens: int) -> int:
+    """Half of them begin together, and have room for half of their answers."""
+    begin = prompts[: (len(prompts) + 1) // 2]
+    least = max(map(len, prompts)) + tokens
+    return max(least, sum(map(len, begin)) + len(begin) * max(tokens // 2, GROWTH_TOKENS + 1))
+
+
+def load(model: Path, slots: int, *, kv_tokens: int | None = None) -> LlamaEngine:
     return LlamaEngine.load(
-        LlamaSettings(model_path=model, sequences=slots, context_tokens=CONTEXT, batch_tokens=512, threads=1)
+        LlamaSettings(
+            model_path=model,
+            sequences=slots,
+            context_tokens=CONTEXT,
+            batch_tokens=512,
+            threads=1,
+            kv_tokens=kv_tokens,
+        )
     )
 
 
@@ -229,7 +290,11 @@ def main() -> int:
         if arguments.mode in (None, mode)
     }
     print(json.dumps({"benchmark": "reproducible", "chunk": REPRODUCIBLE_CHUNK_TOKENS, **results}, indent=1))
-    return 0 if all(one["same"] == one["of"] for one in results.get("reproducible", {}).values()) else 1
+    is_proven = all(
+        one["same"] == one.get("preempted", one["of"]) == one["of"] and one.get("preempted_for_memory", 1)
+        for one in results.get("reproducible", {}).values()
+    )
+    return 0 if is_proven else 1
 
 
 if __name__ == "__main__":

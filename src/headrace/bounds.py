@@ -118,6 +118,9 @@ BATCH_COST_ALPHA_MIN: Final = 0.3
 BATCH_COST_ALPHA_MAX: Final = 1.0
 """How much of a longest answer counts when a static batch is collected."""
 
+TENANT_LABELS_MAX: Final = 100
+"""Tenants with a label of their own in a metric; the rest is counted as `other`."""
+
 # --- the simulator -----------------------------------------------------------------------------
 TRACE_BYTES_MAX: Final = 2048 * MIB
 """Of a trace or decision log, unpacked."""

@@ -28,6 +28,16 @@ def test_a_blank_in_a_files_name_is_no_trouble() -> None:
     assert model.id == "my-model-1-"
 
 
+def test_more_kv_tokens_than_slots_hold_make_no_sense(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    engine = "max_batch_size: 2, max_context_tokens: 512, kv_tokens: {}"
+    file.write_text(f"models: [{{id: a, path: builtin, engine: {{{engine.format(1025)}}}}}]\n")
+    with pytest.raises(ConfigError, match=r"models\[0\] \(a\): engine.kv_tokens may not exceed .* 1024"):
+        load_settings(file=file)
+    file.write_text(f"models: [{{id: a, path: builtin, engine: {{{engine.format(1024)}}}}}]\n")
+    assert load_settings(file=file).models[0].engine.kv_tokens == 1024
+
+
 def test_flags_do_not_silently_replace_the_models_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("models: [{id: a, path: builtin}]\n")

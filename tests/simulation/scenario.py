@@ -88,7 +88,8 @@ def make_scenario(seed: int) -> Scenario:
     """Everything about a world that its seed decides beforehand."""
     rng = random.Random(f"scenario {seed}")
     batching = random.Random(f"batching {seed}")
-    models = [_model(rng, batching, f"m{number}") for number in range(rng.choice((1, 1, 2)))]
+    memory = random.Random(f"memory {seed}")
+    models = [_model(rng, batching, memory, f"m{number}") for number in range(rng.choice((1, 1, 2)))]
     settings = Settings(
         models=models,
         limits=Limits(concurrency=rng.choice((3, 5)), tpm=rng.choice((None, 3000)))
@@ -137,7 +138,9 @@ def make_scenario(seed: int) -> Scenario:
     return scenario
 
 
-def _model(rng: random.Random, batching: random.Random, model_id: str) -> ModelSettings:
+def _model(
+    rng: random.Random, batching: random.Random, memory: random.Random, model_id: str
+) -> ModelSettings:
     return ModelSettings(
         id=model_id,
         workers=rng.choice((1, 1, 2)),
@@ -148,6 +151,8 @@ def _model(rng: random.Random, batching: random.Random, model_id: str) -> ModelS
             max_batch_tokens=rng.choice((64, 128)),
             batching=batching.choice(("continuous", "continuous", "continuous", "static")),
             batch_wait_ms=batching.choice((0.0, 0.0, 5.0, 200.0)),
+            kv_layout=memory.choice(("per_sequence", "unified")),
+            kv_tokens=memory.choice((None, 70, 90, 110)),
             batch_cost_alpha=batching.choice((0.3, 1.0)),
             stub=StubTiming(
                 prefill_us_per_token=rng.choice((50, 1000)),

@@ -92,6 +92,35 @@ async def test_a_prompt_that_does_not_fit_is_rejected_with_its_length(worker: Ch
     link.close()
 
 
+@pytest.mark.parametrize("layout", ["per_sequence", "unified"])
+async def test_an_answer_that_never_fits_is_rejected_if_it_was_asked_for_and_cut_if_not(
+    tmp_path: Path, layout: str
+) -> None:
+    child = await Child.start(
+        "worker", msgspec.json.encode(orders(tmp_path, kv_tokens=100, kv_layout=layout, stub=StubTiming()))
+    )
+    await child.answer()
+    link, hello = await WorkerLink.connect(tmp_path / "s", SystemClock())
+    assert (hello.engine.kv_tokens, hello.engine.request_tokens_max) == (100, 100)
+    (accepted, *_, record) = await events_of(link.submit(submission("a", max_tokens=200)))
+    prompt = accepted.prompt_tokens
+    assert (accepted.max_tokens, record.finish_reason) == (100 - prompt, "stop")
+
+    def asked(attempt_id: str, maximum: int) -> Submit:
+        return msgspec.structs.replace(submission(attempt_id, max_tokens=maximum), is_maximum_asked=True)
+
+    assert await events_of(link.submit(asked("b", 101 - prompt))) == [
+        Rejected("b", "kv_tokens_exceeded", "", prompt)
+    ]
+    accepted, *_ = await events_of(link.submit(asked("c", 100 - prompt)))
+    assert accepted.max_tokens == 100 - prompt
+    (too_long,) = await events_of(link.submit(submission("d", content="word " * 100, max_tokens=None)))
+    assert too_long.code == "context_length_exceeded"
+    link.close()
+    child.kill()
+    await child.wait()
+
+
 async def test_a_gateway_that_vanishes_takes_its_attempts_with_it(worker: Child, tmp_path: Path) -> None:
     link, _ = await WorkerLink.connect(tmp_path / "s", SystemClock())
     attempt = link.submit(submission("a", max_tokens=None))

@@ -88,6 +88,18 @@ def context_length_exceeded(*, prompt_tokens: int, context_tokens: int) -> Refus
     )
 
 
+def kv_tokens_exceeded(*, prompt_tokens: int, max_tokens: int, kv_tokens: int) -> Refusal:
+    """Prompt and answer together would not fit into a worker's KV memory, even if nothing else ran."""
+    room = kv_tokens - prompt_tokens
+    return _invalid(
+        f"This model's workers hold {kv_tokens} tokens; your messages are {prompt_tokens} tokens and you ask for up to "
+        f"{max_tokens} more. Ask for at most {room}, or shorten the messages.",
+        code="context_length_exceeded",
+        param="max_tokens",
+        details={"prompt_tokens": prompt_tokens, "max_tokens_max": room},
+    )
+
+
 def http_refused(status: int, code: str, message: str) -> Refusal:
     """Refused below the routes, by the HTTP layer."""
     if status >= 500:

@@ -116,6 +116,10 @@ class SlotBook:
         """Tokens in slots where nothing runs."""
         return sum(holding.num_valid for holding in self._in_slots.values() if not holding.is_running)
 
+    def kept_by_tenant(self) -> Iterator[tuple[str, int]]:
+        """(tenant, tokens) of each slot where nothing runs."""
+        return ((one.tenant, one.num_valid) for one in self._in_slots.values() if not one.is_running)
+
     @property
     def holdings(self) -> Iterator[Holding]:
         yield from self._in_slots.values()
@@ -157,6 +161,15 @@ class SlotBook:
             )
             holding.used_us = now_us
         return self._start(wanted, now_us, placement=placement)
+
+    def shared_with_running(self, wanted: Wanted) -> int:
+        """How many of a sequence's first tokens it could take over from one that runs."""
+        if wanted.order.mode == "off":
+            return 0
+        matches = self._index.find(wanted.prompt, _scopes(wanted))
+        return self._usable(
+            max((match.ready for match in matches if match.holding.is_running), default=0), wanted
+        )
 
     def computed(self, slot: int, num_tokens: int) -> None:
         """So many of the running sequence's first prompt tokens are computed now."""
@@ -212,9 +225,12 @@ class SlotBook:
         self._parked[holding.parked] = holding
         self._index.add(holding)
 
-    def forget_parked(self, name: str, reason: Literal["expired", "replaced", "pressure", "ended"]) -> None:
-        """It is no longer there."""
-        self._drop(self._parked[name], reason)
+    def forget_parked(
+        self, holding: Holding, reason: Literal["expired", "replaced", "pressure", "ended"]
+    ) -> None:
+        """It is no longer there, or worth nothing. Without effect on one that was let go before."""
+        if holding.parked in self._parked:
+            self._drop(holding, reason)
 
     def parked_parts(self, holding: Holding) -> list[Holding]:
         """What is parked of the same tenant and goes no further than this, or is the whole of it and more."""
@@ -266,10 +282,7 @@ class SlotBook:
         """The longest computed prefix, and the longest that is still being computed."""
         if wanted.order.mode == "off":
             return None, None
-        scopes: list[Scope] = [("tenant", wanted.tenant)]
-        if wanted.order.group is not None:
-            scopes.append(("group", wanted.order.group))
-        matches = self._index.find(wanted.prompt, scopes)
+        matches = self._index.find(wanted.prompt, _scopes(wanted))
         best = max(
             matches,
             key=lambda match: (
@@ -367,6 +380,12 @@ class SlotBook:
     def _put_empty(self, slot: int) -> None:
         self._empty.append(slot)
         self._empty.sort(reverse=True)
+
+
+def _scopes(wanted: Wanted) -> list[Scope]:
+    """Where it may look for its beginning."""
+    own: Scope = ("tenant", wanted.tenant)
+    return [own] if wanted.order.group is None else [own, ("group", wanted.order.group)]
 
 
 def _age(holding: Holding) -> tuple[bool, int]:

@@ -12,13 +12,13 @@ import msgspec
 import yaml
 
 from headrace.bounds import CHUNK_GRAIN
-from headrace.config.settings import EngineSettings, ModelSettings, Settings
+from headrace.config.settings import DEBUG_CELLS, EngineSettings, ModelSettings, Settings
 from headrace.errors import ConfigError
 
 ENVIRONMENT_PREFIX: Final = "HEADRACE_"
 _UNKNOWN: Final = re.compile(r"unknown field `([^`]*)`")
-NOT_SETTINGS: Final = frozenset({"HEADRACE_ADMIN_URL", "HEADRACE_ADMIN_KEY", "HEADRACE_CONFIG"})
-"""Variables with our prefix that the command line reads itself."""
+NOT_SETTINGS: Final = frozenset({"HEADRACE_ADMIN_URL", "HEADRACE_ADMIN_KEY", "HEADRACE_CONFIG", DEBUG_CELLS})
+"""Variables with our prefix that the command line and the workers read themselves."""
 
 
 def load_settings(
@@ -126,6 +126,12 @@ def _check(settings: Settings) -> None:
             raise ConfigError(
                 f"{where}: engine.max_batch_tokens must be at least engine.max_batch_size + {CHUNK_GRAIN}, "
                 "or prompts could not be read in while all requests are decoding"
+            )
+        reserved = engine.max_batch_size * engine.max_context_tokens
+        if engine.kv_tokens is not None and engine.kv_tokens > reserved:
+            raise ConfigError(
+                f"{where}: engine.kv_tokens may not exceed engine.max_batch_size x engine.max_context_tokens, {reserved}: "
+                "more could never be in use"
             )
         if engine.reproducible:
             _check_reproducible(engine, where)

@@ -24,6 +24,8 @@ ModelId = Annotated[
     ),
 ]
 
+DEBUG_CELLS = "HEADRACE_DEBUG_CELLS"
+"""An environment variable, not a setting: 1 lets workers compare their books of KV cells with the engine's after every step."""
 BUILTIN_MODEL = "smollm2-135m-instruct"
 """The model that `make install` brings along."""
 BUILTIN_PATH = "builtin"
@@ -79,6 +81,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Compute threads; left out, one less than the processor has cores."""
     kv_layout: Literal["per_sequence", "unified"] = "per_sequence"
     """`per_sequence` gives each request a fixed part of the KV memory; `unified` lets them share all of it, slower."""
+    kv_tokens: Annotated[int, msgspec.Meta(ge=64, le=268_435_456)] | None = None
+    """Most tokens that a worker's requests and kept prefixes hold together; left out, `max_batch_size` times
+    `max_context_tokens`. With fewer, requests wait, and running ones may be stopped and gone on with later. With `kv_layout:
+    unified` only so much memory is reserved (rounded up to 256 tokens); with `per_sequence` all of it is reserved anyway,
+    and this only bounds how much of it is in use."""
     flash_attention: bool = True
     """llama.cpp's fused attention kernel."""
     prefix_cache: bool = True

@@ -33,7 +33,7 @@ class EmbeddedReplica:
 
     @property
     def context_tokens(self) -> int | None:
-        return self.engine.context_tokens
+        return self.engine.request_tokens_max
 
     can_count = True
 
@@ -54,6 +54,7 @@ class EmbeddedReplica:
                 tenant_id=task.tenant_id,
                 messages=call.messages,
                 max_tokens=task.max_tokens,
+                is_maximum_asked=task.call.max_tokens is not None,
                 sampling=_sampling(task),
                 stop=call.stop,
                 cache=task.cache,
@@ -195,7 +196,13 @@ class EmbeddedAnswer:
     def _refusal(self, rejected: Rejected) -> Refusal | ReplicaBusy:
         if rejected.code == "context_length_exceeded":
             return refusals.context_length_exceeded(
-                prompt_tokens=rejected.prompt_tokens, context_tokens=self._replica.engine.context_tokens
+                prompt_tokens=rejected.prompt_tokens, context_tokens=self._replica.engine.request_tokens_max
+            )
+        if rejected.code == "kv_tokens_exceeded":
+            return refusals.kv_tokens_exceeded(
+                prompt_tokens=rejected.prompt_tokens,
+                max_tokens=self._task.call.max_tokens or self._task.max_tokens,
+                kv_tokens=self._replica.engine.kv_tokens,
             )
         if rejected.code == "invalid_prompt":
             return refusals.invalid_value("messages", rejected.message)

@@ -5,14 +5,12 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge
 
+from headrace.bounds import TENANT_LABELS_MAX
 from headrace.ledger.records import OperationRecord
 from headrace.telemetry.families import CounterFamily, GaugeFamily, HistogramFamily, Labels
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
-TENANTS_MAX = 100
-"""Tenants with a label of their own; the rest is counted as `other`."""
-
 
 WATCHED: Final = {
     "headrace_http_connections_open": "Client connections.",
@@ -197,7 +195,7 @@ class CoreMetrics:
     def _tenant_label(self, tenant_id: str) -> str:
         if tenant_id in self._tenants:
             return tenant_id
-        if len(self._tenants) < TENANTS_MAX:
+        if len(self._tenants) < TENANT_LABELS_MAX:
             self._tenants.add(tenant_id)
             return tenant_id
         return "other"

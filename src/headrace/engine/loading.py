@@ -40,6 +40,7 @@ def load_engine(model_path: str | None, settings: EngineSettings, *, cache: Path
             batch_tokens=settings.max_batch_tokens,
             threads=settings.threads,
             kv_layout=settings.kv_layout,
+            kv_tokens=settings.kv_tokens,
             flash_attention=settings.flash_attention,
             weights_sha256=prepared.sha256,
         )

@@ -34,6 +34,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How many sequences run side by side (slots 0 to sequences - 1)."""
     batch_tokens: int
     """Most tokens of one `forward` call."""
+    kv_tokens: int
+    """Most tokens that all slots together may hold. Less than `sequences` times `context_tokens`: memory can run short."""
+    is_kv_unified: bool
+    """Whether all slots take their cells from one pool and share copied beginnings; else each has its own."""
     vocabulary: int
     weights_bytes: int
     kv_bytes: int
@@ -42,6 +46,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     state_key: str
     """Engines with the same key can restore each other's saved states."""
+
+    @property
+    def request_tokens_max(self) -> int:
+        """Most tokens, prompt and output together, with which a sequence can come to its end."""
+        return min(self.context_tokens, self.kv_tokens)
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
@@ -152,6 +161,14 @@ class Engine(Protocol):
 
         Raises `EngineFault` if the state is not one of this engine; the slot is empty then.
         """
+        ...
+
+    def held(self, slot: int) -> int:
+        """Tokens that a slot holds, by the engine's own books."""
+        ...
+
+    def cells_used(self) -> int:
+        """KV cells in use, by the engine's own books: one that several slots share counts once. Slow: for debug builds."""
         ...
 
     def shutdown(self) -> None:

@@ -48,26 +48,34 @@ class StubVocabulary:
 
 
 class _Slot:
-    __slots__ = ("generated", "seed", "states", "tokens")
+    __slots__ = ("cells", "generated", "seed", "states", "tokens")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_pooled: bool) -> None:
         self.seed = -1
         """Of the sequence that runs here; negative while none does."""
         self.tokens: list[int] = []
         self.states: list[int] = []
         """After each token, a number that stands for it and all before it."""
+        self.cells: list[object] | None = [] if is_pooled else None
+        """One for each token; the same in two slots where they share it. None: they never do."""
         self.generated = 0
 
     def cut(self, length: int) -> None:
         del self.tokens[length:]
         del self.states[length:]
+        if self.cells is not None:
+            del self.cells[length:]
 
-    def take(self, tokens: Iterable[int]) -> None:
+    def take(self, tokens: Iterable[int], *, cells: Iterable[object] = ()) -> None:
+        """`cells`: those of another slot, for the first of the tokens."""
         state = self.states[-1] if self.states else 0
         for token in tokens:
             state = (state * 1_000_003 + token + 1) & 0xFFFF_FFFF
             self.tokens.append(token)
             self.states.append(state)
+        if self.cells is not None:
+            self.cells.extend(cells)
+            self.cells.extend(object() for _ in range(len(self.tokens) - len(self.cells)))
 
 
 class StubEngine:
@@ -77,7 +85,10 @@ class StubEngine:
         self._timing = settings.stub or StubTiming()
         self._sleep = sleep
         self._calls = 0
-        self._slots = [_Slot() for _ in range(settings.max_batch_size)]
+        reserved = settings.max_batch_size * settings.max_context_tokens
+        kv_tokens = min(settings.kv_tokens or reserved, reserved)
+        is_unified = settings.kv_layout == "unified"
+        self._slots = [_Slot(is_pooled=is_unified) for _ in range(settings.max_batch_size)]
         self.vocabulary = StubVocabulary()
         self.info = EngineInfo(
             backend="stub (computes nothing)",
@@ -88,9 +99,11 @@ class StubEngine:
             context_tokens=settings.max_context_tokens,
             sequences=settings.max_batch_size,
             batch_tokens=settings.max_batch_tokens,
+            kv_tokens=kv_tokens,
+            is_kv_unified=is_unified,
             vocabulary=_FIRST_WORD + len(_WORDS),
             weights_bytes=0,
-            kv_bytes=settings.max_batch_size * settings.max_context_tokens * _KV_BYTES_PER_TOKEN,
+            kv_bytes=(kv_tokens if is_unified else reserved) * _KV_BYTES_PER_TOKEN,
             kv_bytes_per_token=_KV_BYTES_PER_TOKEN,
             threads=0,
             state_key="stub",
@@ -117,6 +130,7 @@ class StubEngine:
         if decode:
             cost_us += timing.decode_us_per_step + decode * timing.decode_us_per_sequence
         self._sleep(cost_us / 1e6)
+        self._check_room(sum(len(span.tokens) for span in spans))
         return Forward([self._advance(span) for span in spans], cost_us / 1e6, 0.0)
 
     def close(self, slot: int, *, keep: int = 0) -> None:
@@ -128,7 +142,8 @@ class StubEngine:
     def copy(self, source: int, target: int, length: int) -> None:
         assert self._slots[target].seed < 0 and length <= len(self._slots[source].tokens)
         self._slots[target].cut(0)
-        self._slots[target].take(self._slots[source].tokens[:length])
+        donor = self._slots[source]
+        self._slots[target].take(donor.tokens[:length], cells=(donor.cells or [])[:length])
 
     def save(self, slot: int) -> bytes:
         return array("q", self._slots[slot].tokens).tobytes()
@@ -143,10 +158,29 @@ class StubEngine:
             raise EngineFault(f"the saved state holds {len(tokens)} tokens, not {length}")
         assert self._slots[slot].seed < 0
         self._slots[slot].cut(0)
+        self._check_room(len(tokens))
         self._slots[slot].take(tokens[:length])
+
+    def held(self, slot: int) -> int:
+        return len(self._slots[slot].tokens)
+
+    def cells_used(self) -> int:
+        if not self.info.is_kv_unified:
+            return sum(len(slot.tokens) for slot in self._slots)
+        return len({id(cell) for slot in self._slots for cell in slot.cells or ()})
 
     def shutdown(self) -> None:
         self._slots.clear()
+
+    def _check_room(self, tokens: int) -> None:
+        """A pool that is full takes nothing; slots with cells of their own always have theirs."""
+        info = self.info
+        if not info.is_kv_unified or info.kv_tokens == info.sequences * info.context_tokens:
+            return
+        if sum(len(slot.tokens) for slot in self._slots) + tokens <= info.kv_tokens:
+            return
+        if self.cells_used() + tokens > info.kv_tokens:
+            raise EngineFault("the KV cache is full")
 
     def _advance(self, span: Span) -> int:
         slot = self._slots[span.slot]

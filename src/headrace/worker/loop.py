@@ -4,9 +4,11 @@ Between steps, attempts join and leave. A step computes the next token of every 
 a portion of the prompts still to be read in (`headrace.scheduling.steps` says how much). The loop
 owns the engine; other threads only put commands into its inbox. What happened goes out through one
 callback per forward call, after the progress file has it.
+
+Where KV cells run short (`headrace.scheduling.memory`), sequences leave their slots, wait here before all newcomers, and
+go on by themselves. Their owners see nothing of it but the time.
 """
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -20,7 +22,10 @@ from headrace.request.controls import Controls
 from headrace.scheduling.prefill_order import prefill_order
 from headrace.scheduling.steps import PrefillPace, StepLimits, share_out, share_out_chunks
 from headrace.worker.gate import ContinuousGate, Gate
+from headrace.worker.inbox import Command, Inbox
+from headrace.worker.memory import KvMemory
 from headrace.worker.messages import (
+    Abort,
     AttemptRecord,
     Drain,
     EndSession,
@@ -48,8 +53,8 @@ class LoopNews(msgspec.Struct, gc=False):
     """Before all pieces."""
 
 
-class EngineLoop:
-    """Runs attempts on an engine. Public methods may be called from any thread."""
+class EngineLoop(Inbox):
+    """Runs attempts on an engine. Public methods but `run`, `idle_s` and `step` may be called from any thread."""
 
     def __init__(
         self,
@@ -63,11 +68,13 @@ class EngineLoop:
         slots: EngineSlots | None = None,
         chunk_tokens: int | None = None,
         gate: Gate | None = None,
+        debug: bool | None = None,
     ) -> None:
         """`chunk_tokens`: read prompts in by multiples of so many tokens (reproducible mode).
-        `gate`: who gets a slot when; left out, everybody at once.
+        `gate`: who gets a slot when; left out, everybody at once. `debug`: compare the books of KV cells with the
+        engine's after every step; left out, as the environment says.
         """
-        self._engine = engine
+        super().__init__()
         self._info = engine.info
         self._vocabulary = engine.vocabulary
         self._clock = clock
@@ -77,17 +84,17 @@ class EngineLoop:
         self._chunk_tokens = chunk_tokens
         self._pace = PrefillPace(limits)
         self._configured = limits
-        self._running_max = self._info.sequences
         self._gate: Gate = gate or ContinuousGate()
-        self._inbox: deque[Sequence | str | Preempt | Resume | EndSession | Controls | Drain] = deque()
-        self._wake = threading.Event()
-        self._is_stopping = False
         self._waiting: deque[Sequence] = deque()
         self._prefilling: list[Sequence] = []
         self._decoding: list[Sequence] = []
         self._suspended: dict[str, Sequence] = {}
         """Preempted by their owners, until they are resumed or aborted."""
+        self._num_arrived = 0
         self._slots = slots or EngineSlots(engine, clock=clock, stats=stats)
+        self._memory = KvMemory(
+            self._slots, stats=stats.memory, running_max=self._info.sequences, debug=debug
+        )
         self._news = LoopNews()
         self._faults = 0
         self._drawn = 0
@@ -95,48 +102,6 @@ class EngineLoop:
         """Portions of prefill so far."""
 
     # --- any thread -----------------------------------------------------------------------------
-
-    def submit(self, sequence: Sequence) -> None:
-        """Run this attempt as soon as a slot is free, in order of arrival."""
-        self._inbox.append(sequence)
-        self._wake.set()
-
-    def abort(self, attempt_id: str) -> None:
-        """End this attempt at the next step. Without effect if it is not here (any more)."""
-        self._inbox.append(attempt_id)
-        self._wake.set()
-
-    def preempt(self, attempt_id: str) -> None:
-        """Take this attempt out of the engine at the next step, to be resumed or aborted later. Without effect if it is
-        not here.
-        """
-        self._inbox.append(Preempt(attempt_id))
-        self._wake.set()
-
-    def resume(self, attempt_id: str) -> None:
-        """Go on with a preempted attempt, before all that wait. Without effect on any other."""
-        self._inbox.append(Resume(attempt_id))
-        self._wake.set()
-
-    def end_session(self, session: str) -> None:
-        """Forget what is kept of a conversation."""
-        self._inbox.append(EndSession(session))
-        self._wake.set()
-
-    def adjust(self, controls: Controls) -> None:
-        """Work by these from the next step on."""
-        self._inbox.append(controls)
-        self._wake.set()
-
-    def drain(self) -> None:
-        """Nobody comes any more: who waits for company starts."""
-        self._inbox.append(Drain())
-        self._wake.set()
-
-    def stop(self) -> None:
-        """End `run` after the step at hand; what still runs is aborted."""
-        self._is_stopping = True
-        self._wake.set()
 
     @property
     def can_preempt(self) -> bool:
@@ -148,7 +113,7 @@ class EngineLoop:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + len(self._inbox)
+        return len(self._waiting) + len(self._commands)
 
     @property
     def num_suspended(self) -> int:
@@ -162,8 +127,7 @@ class EngineLoop:
             self.step()
             idle_s = self.idle_s()
             if idle_s != 0:
-                self._wake.wait(idle_s)
-                self._wake.clear()
+                self._wait(idle_s)
         for sequence in [*self._waiting, *self._prefilling, *self._decoding, *self._suspended.values()]:
             self._finish(sequence, "aborted", error="the worker is stopping")
         self._tell()
@@ -171,7 +135,7 @@ class EngineLoop:
 
     def idle_s(self) -> float | None:
         """How long there is nothing to do if no command comes: 0 when there is work, None for ever."""
-        if self._is_stopping or self._inbox or self._prefilling or self._decoding:
+        if self._is_stopping or self._commands or self._prefilling or self._decoding:
             return 0.0
         opens_us = self._gate.opens_us()
         if opens_us is None:
@@ -182,8 +146,10 @@ class EngineLoop:
         """One round: commands, newcomers, every running sequence's next token, a portion of prefill."""
         began_us = self._clock.monotonic_us()
         self._stats.step_began(began_us)
-        self._take_commands()
+        while (command := self._next_command()) is not None:
+            self._obey(command)
         self._admit()
+        self._relieve()
         compute_s = sample_s = 0.0
         self._drawn = 0
         num_decoding = len(self._decoding)
@@ -209,41 +175,51 @@ class EngineLoop:
             waiting=self.num_waiting,
             suspended=self.num_suspended,
         )
+        self._memory.stepped(self._running())
 
-    def _take_commands(self) -> None:
-        inbox = self._inbox
-        while inbox:
-            command = inbox.popleft()
-            if isinstance(command, Sequence):
-                self._waiting.append(command)
+    def _running(self) -> list[Sequence]:
+        return [*self._prefilling, *self._decoding]
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Sequence():
                 self._gate.arrived(command)
-            elif isinstance(command, EndSession):
-                self._slots.end_session(command.session)
-            elif isinstance(command, Controls):
+                self._arrived(command)
+            case Abort(attempt_id):
+                self._abort(attempt_id)
+            case Preempt(attempt_id):
+                self._preempt(attempt_id)
+            case Resume(attempt_id):
+                self._resume(attempt_id)
+            case EndSession(session):
+                self._slots.end_session(session)
+            case Controls():
                 self._adjust(command)
-            elif isinstance(command, Preempt):
-                self._preempt(command.attempt_id)
-            elif isinstance(command, Resume):
-                self._resume(command.attempt_id)
-            elif isinstance(command, Drain):
+            case Drain():
                 self._gate.hurry()
-            else:
-                self._abort(command)
+
+    def _arrived(self, one: Sequence) -> None:
+        one.number, self._num_arrived = self._num_arrived, self._num_arrived + 1
+        if self._memory.can_end(one):
+            self._waiting.append(one)
+        else:  # the server refuses these; to wait for what never comes would be to wait for ever
+            self._finish(one, "error", error="it needs more KV memory than this worker has")
 
     def _adjust(self, controls: Controls) -> None:
         """Never beyond what the engine was loaded for, nor so little that prompts could not be read in."""
         configured = self._configured
-        self._running_max = min(controls.max_batch_size or self._info.sequences, self._info.sequences)
+        running_max = min(controls.max_batch_size or self._info.sequences, self._info.sequences)
         tokens = min(controls.max_batch_tokens or configured.batch_tokens_max, configured.batch_tokens_max)
         target_ms = controls.target_step_ms or configured.target_step_ms
         self._pace.set_limits(
             StepLimits(
-                batch_tokens_max=max(tokens, self._running_max + (self._chunk_tokens or CHUNK_GRAIN)),
+                batch_tokens_max=max(tokens, running_max + (self._chunk_tokens or CHUNK_GRAIN)),
                 target_step_ms=target_ms,
                 idle_step_ms=max(target_ms, controls.idle_step_ms or configured.idle_step_ms),
             )
         )
-        self._gate.adjust(wait_ms=controls.batch_wait_ms, tokens_max=tokens, size_max=self._running_max)
+        self._gate.adjust(wait_ms=controls.batch_wait_ms, tokens_max=tokens, size_max=running_max)
+        self._memory.configure(running_max)
 
     def _abort(self, attempt_id: str) -> None:
         one = self._suspended.pop(attempt_id, None) or self._take_out(attempt_id)
@@ -290,7 +266,8 @@ class EngineLoop:
             self._waiting
             and self._gate.lets_in(self._waiting[0])
             and self._slots.has_room(len(held_back))
-            and self.num_running + len(held_back) < self._running_max
+            and self.num_running + len(held_back) < self._memory.running_max
+            and self._has_memory(self._waiting[0], held_back)
         ):
             sequence = self._waiting.popleft()
             is_first = not sequence.has_run
@@ -307,6 +284,19 @@ class EngineLoop:
                 )
             (self._prefilling if sequence.is_prefilling else self._decoding).append(sequence)
         self._waiting.extendleft(reversed(held_back))
+
+    def _has_memory(self, one: Sequence, held_back: list[Sequence]) -> bool:
+        return self._memory.has_room(one, [*self._running(), *held_back])
+
+    def _relieve(self) -> None:
+        """Make room for what the running sequences are sure to need; who has to leave for that goes on before newcomers."""
+        while (victim := self._memory.next_victim(self._running())) is not None:
+            self._take_out(victim.attempt_id)
+            self._vacate(victim, "memory")
+            place = 0
+            while place < len(self._waiting) and self._waiting[place].number < victim.number:
+                place += 1
+            self._waiting.insert(place, victim)
 
     def _decode(self) -> Forward:
         batch = self._decoding
@@ -374,7 +364,7 @@ class EngineLoop:
     def _forward(self, spans: list[Span], batch: list[Sequence]) -> Forward | None:
         """Compute; None if the engine failed, after its sequences were ended with an error."""
         try:
-            done = self._engine.forward(spans)
+            done = self._slots.forward(spans)
         except EngineFault as fault:
             self._faults += 1
             self._stats.faulted()

@@ -19,7 +19,7 @@ from headrace.request.controls import Controls, Wait
 from headrace.request.messages import Message
 from headrace.request.sampling import Sampling
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 FinishReason = Literal["stop", "length", "aborted", "error"]
 
@@ -32,6 +32,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     messages: list[Message]
     max_tokens: int | None
     """Most tokens to generate; None leaves it to the context."""
+    is_maximum_asked: bool = False
+    """The client itself asked for so many: they are not cut to what a worker's KV memory holds, but rejected."""
     sampling: Sampling
     stop: list[str]
     cache: CacheOrder = KEPT_IN_FULL
@@ -106,7 +108,8 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True):
     """The attempt was not run. Nothing is charged."""
 
     attempt_id: str
-    code: Literal["context_length_exceeded", "invalid_prompt", "draining"]
+    code: Literal["context_length_exceeded", "kv_tokens_exceeded", "invalid_prompt", "draining"]
+    """`kv_tokens_exceeded`: the prompt fits, but not together with the answer that was asked for, even if it ran alone."""
     message: str
     prompt_tokens: int = 0
 

@@ -23,6 +23,9 @@ from headrace.caching.index import Holding
 
 SUFFIX: Final = ".kv"
 _HEAD: Final = struct.Struct(">II")
+HEAD_BYTES_MAX: Final = 64
+"""Of what a file says of its state, without names and tokens."""
+TOKEN_BYTES_MAX: Final = 5
 _log = structlog.get_logger()
 
 
@@ -55,6 +58,17 @@ class Parking:
     @property
     def bytes_used(self) -> int:
         return sum(self._sizes.values())
+
+    def size_max(self, holding: Holding, state_bytes: int) -> int:
+        """No file that holds so large a state of this holding is larger."""
+        names = (self._state_key, holding.tenant, holding.group or "", holding.session or "")
+        return (
+            _HEAD.size
+            + HEAD_BYTES_MAX
+            + sum(len(name.encode()) for name in names)
+            + TOKEN_BYTES_MAX * len(holding.tokens)
+            + state_bytes
+        )
 
     def scan(self, now_ts: int) -> list[tuple[Holding, int]]:
         """What an earlier life left and can be used: (holding, time of its expiry). The rest is removed."""

@@ -249,8 +249,8 @@ def _warm_up(engine: Engine) -> None:
     """Run every shape once, so that no client pays for first-time allocations and page faults."""
     info = engine.info
     token = next(one for one in range(info.vocabulary) if not engine.vocabulary.is_end(one))
-    length = min(64, info.context_tokens // 2, info.batch_tokens)
-    rows = min(info.sequences, info.batch_tokens)
+    length = min(64, info.request_tokens_max // 2, info.batch_tokens)
+    rows = min(info.sequences, info.batch_tokens, info.kv_tokens - length)
     for slot in range(rows):
         engine.open(slot, Sampling(temperature=0.0))
     engine.forward([Span(0, 0, [token] * length, True)])

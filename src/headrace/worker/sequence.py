@@ -27,6 +27,7 @@ class Sequence:
         "generated",
         "held",
         "max_tokens",
+        "number",
         "opened_us",
         "order",
         "peak",
@@ -67,6 +68,8 @@ class Sequence:
         self.text = TextAssembler(stop)
         self.arrived_us = arrived_us
         self.slot = -1
+        self.number = 0
+        """Its rank in order of arrival, given by the loop."""
         self.order = order
         self.cacheable = cacheable
         """So many of the prompt's first tokens the client has marked as worth keeping."""
@@ -107,6 +110,16 @@ class Sequence:
     @property
     def is_prefilling(self) -> bool:
         return self.held < len(self.start)
+
+    @property
+    def outstanding(self) -> int:
+        """KV cells it needs until its next new token can be drawn."""
+        return len(self.prompt) + self.generated - self.held
+
+    @property
+    def growth_max(self) -> int:
+        """KV cells it may need after that; the last token never takes one."""
+        return max(0, self.max_tokens - self.generated - 1)
 
     @property
     def next_token(self) -> int:

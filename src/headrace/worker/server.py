@@ -225,8 +225,15 @@ class WorkerServer:
             self._reject(number, outcome)
             return
         prompt = outcome.tokens
-        room = self._info.context_tokens - len(prompt)
-        maximum = room if submit.max_tokens is None else min(submit.max_tokens, room)
+        room = self._info.request_tokens_max - len(prompt)
+        wanted = self._info.context_tokens - len(prompt)
+        if submit.max_tokens is not None:
+            wanted = min(submit.max_tokens, wanted)
+        if submit.is_maximum_asked and wanted > room:
+            self._attempts.pop(submit.attempt_id, None)
+            self._reject(number, Rejected(submit.attempt_id, "kv_tokens_exceeded", "", len(prompt)))
+            return
+        maximum = min(wanted, room)
         sequence = Sequence(
             attempt_id=submit.attempt_id,
             tenant_id=submit.tenant_id,
@@ -250,7 +257,7 @@ class WorkerServer:
 
     def _tokenize(self, attempt_id: str, messages: list[Message]) -> "_Prompt | Rejected":
         """On the tokenizer thread. A prompt that cannot fit is not tokenized at all."""
-        context = self._info.context_tokens
+        context = self._info.request_tokens_max
         at_least = sum(len(message.content.encode()) for message in messages) // self._prompts.token_bytes_max
         if at_least >= context:
             return Rejected(attempt_id, "context_length_exceeded", "", at_least)

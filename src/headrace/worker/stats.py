@@ -9,6 +9,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from headrace.scheduling.static_batch import FlushReason
+from headrace.worker.memory_stats import MemoryStats
 from headrace.worker.messages import AttemptRecord
 
 PreemptionReason = Literal["queue", "memory"]
@@ -151,6 +152,7 @@ class StepStats:
         self._suspended = Gauge(
             "headrace_worker_suspended", "Attempts preempted and not resumed yet.", registry=registry
         )
+        self.memory = MemoryStats(registry)
         self._faults = Counter("headrace_worker_faults", "Forward calls that failed.", registry=registry)
 
     def step_began(self, now_us: int) -> None:

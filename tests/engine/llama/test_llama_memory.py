@@ -90,17 +90,19 @@ def test_kv_counts_padded_contexts_and_attention_scores_only_without_flash_atten
         vocabulary=1000,
     )
 
-    def estimate(*, is_flash_attention: bool, is_unified: bool) -> Demand:
+    def estimate(*, is_flash_attention: bool, pool_tokens: int | None = None) -> Demand:
         return memory.estimate_demand(
             shape,
             sequences=4,
             context_tokens=1000,
             batch_tokens=512,
             is_flash_attention=is_flash_attention,
-            is_unified=is_unified,
+            pool_tokens=pool_tokens,
         )
 
-    flash = estimate(is_flash_attention=True, is_unified=False)
+    flash = estimate(is_flash_attention=True)
     assert flash.kv == 4 * 1024 * 100
-    assert estimate(is_flash_attention=False, is_unified=False).compute >= flash.compute + 512 * 1024 * 4 * 4
-    assert estimate(is_flash_attention=True, is_unified=True).compute > flash.compute
+    assert estimate(is_flash_attention=False).compute >= flash.compute + 512 * 1024 * 4 * 4
+    pooled = estimate(is_flash_attention=True, pool_tokens=4000)
+    assert (pooled.kv, pooled.compute > flash.compute) == (4096 * 100, True)
+    assert estimate(is_flash_attention=True, pool_tokens=1500).kv == 1536 * 100

@@ -102,6 +102,15 @@ class LlamaContext:
         last: int = self._api.llama_memory_seq_pos_max(self._memory, slot)
         return last + 1
 
+    def cells_used(self, lengths: list[int], *, cell_bytes: int) -> int:
+        """How many cells of a pool hold something, from the size that the whole state would have as bytes.
+
+        `lengths`: tokens of each slot; `cell_bytes`: keys and values of one cell. Each cell has them and 8 bytes, each
+        slot that holds it 4 more; what else is in a state is less than a cell.
+        """
+        size: int = self._api.llama_state_get_size(self._handle)
+        return int(size - 4 * sum(lengths)) // (cell_bytes + 8)
+
     def free(self) -> None:
         """Give the KV memory back; no call may follow."""
         self._api.llama_free(self._handle)
@@ -120,14 +129,15 @@ class LlamaContext:
             "batch tokens": settings.batch_capacity,
             "threads": settings.thread_count,
         }
-        if found != wanted or api.llama_n_ctx_seq(handle) < settings.context_tokens:
+        slot_tokens = min(settings.context_tokens, settings.pool_tokens or settings.context_tokens)
+        if found != wanted or api.llama_n_ctx_seq(handle) < slot_tokens:
             self.free()
             raise PlatformError(f"llama.cpp set up {found}, not {wanted}: its parameters differ from ours.")
 
 
 def _parameters(library: Library, settings: LlamaSettings) -> Any:
     parameters = library.api.llama_context_default_params()
-    parameters.n_ctx = settings.sequences * settings.context_tokens
+    parameters.n_ctx = settings.pool_tokens or settings.sequences * settings.context_tokens
     parameters.n_batch = settings.batch_capacity
     parameters.n_ubatch = settings.batch_capacity
     parameters.n_seq_max = settings.sequences

@@ -225,6 +225,7 @@ llama_memory llama_get_memory(const llama_context *context);
 bool llama_memory_seq_rm(llama_memory memory, int32_t sequence, int32_t from, int32_t to);
 int32_t llama_memory_seq_pos_max(llama_memory memory, int32_t sequence);
 void llama_memory_seq_cp(llama_memory memory, int32_t source, int32_t target, int32_t from, int32_t to);
+size_t llama_state_get_size(llama_context *context);
 size_t llama_state_seq_get_size(llama_context *context, int32_t sequence);
 size_t llama_state_seq_get_data(llama_context *context, uint8_t *target, size_t size, int32_t sequence);
 size_t llama_state_seq_set_data(llama_context *context, const uint8_t *source, size_t size, int32_t sequence);

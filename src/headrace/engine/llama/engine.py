@@ -136,6 +136,17 @@ class LlamaEngine:
         self._lengths[slot] = held
         self._hold(slot, length)
 
+    def held(self, slot: int) -> int:
+        """Tokens of a slot, asked of the library."""
+        return self._context.length(slot)
+
+    def cells_used(self) -> int:
+        """Cells in use, asked of the library."""
+        lengths = [self._context.length(slot) for slot in range(self._info.sequences)]
+        if not self._is_kv_unified:
+            return sum(lengths)
+        return self._context.cells_used(lengths, cell_bytes=self._info.kv_bytes_per_token)
+
     def shutdown(self) -> None:
         """Release weights and KV. No call may follow."""
         self._context.free()
@@ -246,6 +257,9 @@ def _describe(model: LlamaModel, context: LlamaContext, settings: LlamaSettings)
         context_tokens=settings.context_tokens,
         sequences=settings.sequences,
         batch_tokens=settings.batch_capacity,
+        # The library rounds a pool up: what is there may be used.
+        kv_tokens=settings.kv_tokens_max if settings.pool_tokens is None else context.kv_tokens,
+        is_kv_unified=settings.pool_tokens is not None,
         vocabulary=model.vocabulary.size,
         weights_bytes=model.weights_bytes,
         kv_bytes=context.kv_tokens * model.shape.kv_bytes_per_token,

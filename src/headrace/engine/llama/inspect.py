@@ -78,7 +78,7 @@ def _fit(shape: memory.Shape, sequences: int, context: int, available: int) -> F
         context_tokens=context,
         batch_tokens=max(512, sequences),
         is_flash_attention=True,
-        is_unified=False,
+        pool_tokens=None,
     )
     return Fit(
         sequences=sequences,

@@ -77,18 +77,19 @@ def estimate_demand(
     context_tokens: int,
     batch_tokens: int,
     is_flash_attention: bool,
-    is_unified: bool,
+    pool_tokens: int | None,
 ) -> Demand:
-    """An upper estimate of the memory for a model with these settings.
+    """An upper estimate of the memory for a model with these settings. `pool_tokens`: cells that all sequences share; None:
+    each has its own for its whole context.
 
     The compute part is a rule of thumb checked against what the library reports: activations of one
     batch, the logits of all sequences twice (graph and output), and without flash attention the
     attention scores of one batch over every position it may look at.
     """
-    kv_tokens = sequences * _padded(context_tokens)
+    kv_tokens = sequences * _padded(context_tokens) if pool_tokens is None else _padded(pool_tokens)
     activations = batch_tokens * (8 * shape.embedding + 3 * shape.feed_forward) * 4
     logits = 2 * sequences * shape.vocabulary * 4
-    seen = kv_tokens if is_unified else _padded(context_tokens)
+    seen = _padded(context_tokens) if pool_tokens is None else kv_tokens
     mask = batch_tokens * seen * 4
     scores = 0 if is_flash_attention else batch_tokens * seen * shape.heads * 4 * 5 // 4
     return Demand(

@@ -57,7 +57,7 @@ def estimate(shape: Shape, settings: LlamaSettings) -> Demand:
         context_tokens=settings.context_tokens,
         batch_tokens=settings.batch_capacity,
         is_flash_attention=settings.flash_attention,
-        is_unified=settings.kv_layout == "unified",
+        pool_tokens=settings.pool_tokens,
     )
 
 

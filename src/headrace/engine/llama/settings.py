@@ -27,6 +27,9 @@ class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_layout: Literal["per_sequence", "unified"] = "per_sequence"
     """`per_sequence` gives each slot its own memory: faster, and a sequence's logits do not depend on
     the others. `unified` lets sequences share a common prefix."""
+    kv_tokens: int | None = None
+    """Most tokens that all slots together are to hold. None: `sequences` times `context_tokens`. In the unified layout only
+    so much memory is reserved, rounded up to a multiple of 256 tokens; in the other one each slot has its own anyway."""
     flash_attention: bool = True
     weights_sha256: str | None = None
     """Of the model file, where it is known."""
@@ -38,6 +41,7 @@ class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True):
             ("context_tokens", self.context_tokens, 1, 1 << 24),
             ("batch_tokens", self.batch_tokens, 1, BATCH_TOKENS_MAX),
             ("threads", self.thread_count, 1, 1024),
+            ("kv_tokens", self.kv_tokens_max, 1, self.sequences * self.context_tokens),
         ):
             if not least <= value <= most:
                 raise ConfigError(f"{name} must be between {least} and {most}, not {value}.")
@@ -50,7 +54,17 @@ class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def batch_capacity(self) -> int:
         """`batch_tokens`, but no more than all slots together hold: llama.cpp cuts it to that."""
-        return min(self.batch_tokens, self.sequences * self.context_tokens)
+        return min(self.batch_tokens, self.pool_tokens or self.sequences * self.context_tokens)
+
+    @property
+    def kv_tokens_max(self) -> int:
+        """`kv_tokens`, or its default."""
+        return self.kv_tokens or self.sequences * self.context_tokens
+
+    @property
+    def pool_tokens(self) -> int | None:
+        """Cells of the pool that all slots take from; None where each has its own."""
+        return self.kv_tokens_max if self.kv_layout == "unified" else None
 
     @property
     def thread_count(self) -> int:
