@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from headrace.admission.accounts import LevelLimits
 from headrace.admission.controller import AdmissionController, Applicant
+from headrace.admission.entry import Entry
 from headrace.clock import SystemClock
 from headrace.config.limits import UNLIMITED, Limits
 from headrace.config.settings import ModelSettings, Settings
@@ -31,6 +32,7 @@ from headrace.http import HttpClient
 from headrace.ledger.closing import COMPLETED, Counts
 from headrace.ledger.records import Reservation
 from headrace.scheduling.dispatch import QueueBounds
+from headrace.scheduling.fair import FairQueue
 from headrace.store.journal import Journal
 
 LIMITS = Limits(rps=1e6, tpm=10**12, concurrency=1_000_000, streams=1_000_000)
@@ -123,7 +125,9 @@ def controller_cost(*, waiting: int, tenants: int, count: int) -> dict[str, Any]
     bounds = QueueBounds(length=2 * waiting, tokens=10**9, tenant_length=2 * waiting, tenant_tokens=10**9)
     # The others wait for a model whose only replica is full; limits are shared with the one that has room.
     for model in (MODEL, "full"):
-        controller.add_model(model, bounds).add(f"{model}.1", capacity=1)
+        queue: FairQueue[Entry] = FairQueue(bounds)
+        queue.add(f"{model}.1", capacity=1)
+        controller.add_model(model, queue)
     numbers = iter(range(10**9))
 
     def applicant(model: str) -> Applicant:

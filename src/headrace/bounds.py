@@ -20,6 +20,8 @@ STOP_STRINGS_MAX: Final = 16
 STOP_STRING_BYTES_MAX: Final = 512
 USER_BYTES_MAX: Final = 256
 MODEL_NAME_BYTES_MAX: Final = 256
+PRIORITY_MAX: Final = 100
+"""Of one request, before its tenant's policy lowers it."""
 CONVERSATION_NAME_MAX: Final = 128
 """Characters of `conversation_id` and `session_id`."""
 MAX_TOKENS_MAX: Final = 1_000_000_000

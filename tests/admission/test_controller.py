@@ -15,11 +15,14 @@ from headrace.admission.controller import (
     LimitReached,
     NeedsCount,
     NeedsTrim,
+    Took,
 )
 from headrace.admission.entry import Entry, IllegalTransition, Phase
 from headrace.admission.invariants import check
 from headrace.config.limits import UNLIMITED, Limits
 from headrace.scheduling.dispatch import NoReplica, QueueBounds, QueueFull
+from headrace.scheduling.fair import FairQueue
+from headrace.scheduling.policy import Demand, QueuePolicy
 
 LEASE_US = 30_000_000
 MODEL = "m"
@@ -36,13 +39,15 @@ class Desk:
         capacity: int = 2,
         length: int = 4,
         tokens: int = 10_000,
+        policy: QueuePolicy | None = None,
     ) -> None:
         self.now_us = 1_000_000
         self.limits = {"cluster": cluster, "tenant": tenant}
         self.controller = AdmissionController(lease_us=LEASE_US)
-        self.queue = self.controller.add_model(
-            MODEL, QueueBounds(length=length, tokens=tokens, tenant_length=length, tenant_tokens=tokens)
+        self.queue: FairQueue[Entry] = FairQueue(
+            QueueBounds(length=length, tokens=tokens, tenant_length=length, tenant_tokens=tokens), policy
         )
+        self.controller.add_model(MODEL, self.queue)
         if capacity:
             self.queue.add("r.1", capacity=capacity)
         self.number = 0
@@ -68,6 +73,7 @@ class Desk:
             is_exact=more.get("is_exact", False),
             can_be_counted=more.get("can_be_counted", False),
             is_final=more.get("is_final", False),
+            demand=more.get("demand"),
         )
         return self.controller.accept(applicant, self.now_us)
 
@@ -75,7 +81,7 @@ class Desk:
         return list(self.controller.dispatch(MODEL, self.now_us))
 
     def settle(self, entry: Entry, *, used: int = 0) -> None:
-        self.controller.settle(entry, used=used, now_us=self.now_us)
+        self.controller.settle(entry, used=used, now_us=self.now_us, took=Took(output_tokens=used))
 
     def used(self, tenant: str = "a") -> tuple[int, int]:
         (account,) = self.controller.accounts.of((("tenant", tenant, self.limits["tenant"]),), self.now_us)
@@ -227,6 +233,27 @@ def test_one_tenants_full_queue_does_not_refuse_another() -> None:
     desk.check()
 
 
+def test_the_queue_charges_what_was_really_taken_late_records_too() -> None:
+    desk = Desk(capacity=1)
+    entry = desk.accept("a", demand=Demand(prompt_tokens=10, expected_output_tokens=50, weight=2.0)).entry
+    waiting = [desk.accept(tenant).entry for tenant in "aba"]
+    counter = desk.queue.counters.get("a")
+    assert counter is not None
+    desk.dispatch()
+    assert counter.value == 55.0  # (10 + 2 x 50) / 2
+    desk.controller.settle(entry, used=0, now_us=desk.now_us, took=Took(prompt_tokens=12, output_tokens=4))
+    assert counter.value == 10.0
+    assert desk.dispatch() == [waiting[1]]  # b has had nothing yet
+    desk.controller.settle(waiting[1], used=0, now_us=desk.now_us)
+    desk.dispatch()
+    desk.controller.expire(waiting[0], desk.now_us)
+    before = counter.value
+    took = Took(prompt_tokens=100, cached_tokens=50, output_tokens=1)
+    desk.controller.settle_late(waiting[0], used=0, now_us=desk.now_us, took=took)
+    assert counter.value == pytest.approx(before + 57.0)
+    desk.check()
+
+
 def test_without_a_replica_nobody_is_accepted_and_those_who_waited_for_one_are_let_go() -> None:
     desk = Desk(capacity=0, tenant=Limits(rps=1))
     with pytest.raises(NoReplica):
@@ -243,6 +270,11 @@ def test_without_a_replica_nobody_is_accepted_and_those_who_waited_for_one_are_l
 class ControllerMachine(RuleBasedStateMachine):
     """Everything that can happen, in any order, against a plain model of what is held and used."""
 
+    policy = QueuePolicy()
+
+    def demand(self, tenant: str, prompt: int, is_stream: bool) -> Demand | None:
+        return None
+
     @initialize(
         tpm=st.integers(20, 200),
         concurrency=st.none() | st.integers(0, 3),
@@ -257,6 +289,7 @@ class ControllerMachine(RuleBasedStateMachine):
             length=length,
             tokens=tpm,
             capacity=capacity,
+            policy=self.policy,
         )
         self.open: list[Entry] = []
         self.expired: list[Entry] = []
@@ -281,7 +314,10 @@ class ControllerMachine(RuleBasedStateMachine):
     def accept(self, tenant: str, prompt: int, answer: int | None, is_stream: bool) -> None:
         before = self.desk.used(tenant), self.desk.queue.num_waiting
         try:
-            admitted = self.desk.accept(tenant, prompt=prompt, answer=answer, is_stream=is_stream)
+            demand = self.demand(tenant, prompt, is_stream)
+            admitted = self.desk.accept(
+                tenant, prompt=prompt, answer=answer, is_stream=is_stream, demand=demand
+            )
         except (LimitReached, QueueFull, NoReplica):
             assert (self.desk.used(tenant), self.desk.queue.num_waiting) == before
             return

@@ -72,3 +72,36 @@ def test_every_field_that_is_not_served_is_refused_by_name_and_null_is_fine(name
 def test_true_is_not_one(name: str, value: Any) -> None:
     with pytest.raises(Refusal):
         decode(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("fields", "sla", "priority"),
+    [
+        ({}, "normal", 0),
+        ({"latency_sla": "low", "priority": 3}, "low", 3),
+        ({"latency_sla": None, "service_tier": "flex"}, "throughput", 0),
+        ({"service_tier": "priority"}, "low", 0),
+        ({"service_tier": "default", "latency_sla": "throughput"}, "throughput", 0),
+        ({"service_tier": "flex", "latency_sla": "throughput", "priority": 100}, "throughput", 100),
+    ],
+)
+def test_how_soon_the_client_wants_its_answer(fields: dict[str, Any], sla: str, priority: int) -> None:
+    call = decode(**fields)
+    assert (call.latency_sla, call.priority) == (sla, priority)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"latency_sla": "soon"}, "latency_sla"),
+        ({"priority": -1}, "priority"),
+        ({"priority": 101}, "priority"),
+        ({"priority": "high"}, "priority"),
+        ({"service_tier": "gold"}, "service_tier"),
+        ({"service_tier": "flex", "latency_sla": "low"}, "latency_sla"),
+    ],
+)
+def test_wrong_wishes_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        decode(**fields)
+    assert (refused.value.code, refused.value.param) == ("invalid_value", param)

@@ -1,7 +1,7 @@
 """The core around its state machine: leases that run out, records that come late, ledgers that fail."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,10 @@ class SilentAnswer:
     exact_total = None
     is_recorded = True
     tokens_told = 2
+    tokens_generated = 2
+    can_preempt = True
+    stopped: Callable[[int], None] | None = None
+    num_resumed = 0
 
     def __init__(self) -> None:
         self.heard_us = 0
@@ -60,6 +64,12 @@ class SilentAnswer:
 
     def abort(self) -> None:
         self.is_aborted = True
+
+    def preempt(self, on_stopped: Callable[[int], None]) -> None:
+        self.stopped = on_stopped
+
+    def resume(self) -> None:
+        self.num_resumed += 1
 
     async def counts(self) -> Counts:
         return await asyncio.shield(self.known)

@@ -64,3 +64,12 @@ def test_a_limits_maximum_is_put_in() -> None:
 def test_what_needs_no_change_is_relayed_as_it_is() -> None:
     body = START + rb' , "user" : "\u0061" }'
     assert passed_on(body) is body
+
+
+def test_what_only_this_queue_understands_is_not_passed_on() -> None:
+    rest = b',"latency_sla":"throughput","priority":2,"service_tier":"flex","temperature":0.5}'
+    assert sent(rest) == {
+        "model": "a",
+        "service_tier": "flex",
+        "temperature": 0.5,
+    }

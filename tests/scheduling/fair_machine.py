@@ -49,6 +49,7 @@ class FairMachine(RuleBasedStateMachine):
         self.queue: FairQueue[int] = FairQueue(
             QueueBounds(length=25, tokens=3000, tenant_length=15, tenant_tokens=2500), BASE
         )
+        self.capacity = {"r": 2, "s": 3}
         self.queue.add("r", capacity=2)
         self.queue.add("s", capacity=3, kv_tokens=400)
         self.waiting: dict[int, Known] = {}
@@ -148,6 +149,7 @@ class FairMachine(RuleBasedStateMachine):
         for count, (ticket, replica) in enumerate(self.queue.dispatch(may_start, now_us=self.now_us), 1):
             known = self.waiting.pop(ticket)
             assert known.tenant not in blocked
+            assert self.queue.running_on(replica) <= self.capacity[replica], "granted beyond the capacity"
             charge = max(0.0, cost(known.demand, known.demand.expected_output_tokens) - known.charged)
             known.charged += charge
             known.replica, known.is_lost = replica, False
@@ -261,6 +263,12 @@ class FairMachine(RuleBasedStateMachine):
         self.queue.pause("r", is_paused=is_paused)
         self.is_paused = is_paused
 
+    @rule(name=st.sampled_from("rst"), capacity=st.integers(1, 4))
+    def set_capacity(self, name: str, capacity: int) -> None:
+        self.queue.set_capacity(name, capacity)
+        if name in self.capacity:
+            self.capacity[name] = capacity
+
     @rule(name=st.sampled_from("rs"), has_successor=st.booleans())
     def replace(self, name: str, has_successor: bool) -> None:
         if has_successor:
@@ -270,6 +278,7 @@ class FairMachine(RuleBasedStateMachine):
             for ticket in self.queue.drop_hopeless():
                 del self.waiting[ticket]
         self.queue.add(name, capacity=2 if name == "r" else 3, kv_tokens=None if name == "r" else 400)
+        self.capacity[name] = 2 if name == "r" else 3
         self.is_paused = self.is_paused and name != "r"
         for known in self.granted.values():
             if known.replica == name:
@@ -289,7 +298,7 @@ class FairMachine(RuleBasedStateMachine):
             assert queue.waiting_of(tenant) == (len(mine), sum(mine))
         for name, capacity, running in queue.places():
             owned = [k for k in self.granted.values() if k.replica == name and not k.is_lost]
-            assert running == len(owned) <= capacity
+            assert (running, capacity) == (len(owned), self.capacity[name])
 
     @invariant()
     def everybody_is_charged_exactly(self) -> None:

@@ -47,6 +47,37 @@ def test_the_order_of_arrival_is_kept_and_a_refusal_changes_nothing() -> None:
     assert list(queue.dispatch()) == [("b", "r")]
 
 
+def test_more_places_are_there_at_once_and_fewer_wait_for_what_runs_to_end() -> None:
+    queue: ModelQueue[int] = ModelQueue(bounds(length=10))
+    queue.add("r", capacity=1)
+    queue.set_capacity("gone", 5)
+    for ticket in range(6):
+        enter(queue, ticket)
+    assert list(queue.dispatch()) == [(0, "r")]
+    queue.set_capacity("r", 3)
+    assert list(queue.dispatch()) == [(1, "r"), (2, "r")]
+    queue.set_capacity("r", 1)
+    for _ in range(2):
+        queue.release("r")
+        assert list(queue.dispatch()) == []
+    assert list(queue.places()) == [("r", 1, 1)]
+    queue.release("r")
+    assert list(queue.dispatch()) == [(3, "r")]
+
+
+def test_what_runs_beyond_a_capacity_takes_no_place_of_another_replica() -> None:
+    queue: ModelQueue[int] = ModelQueue(bounds(length=10))
+    queue.add("r", capacity=4)
+    for ticket in range(4):
+        enter(queue, ticket)
+    assert len(list(queue.dispatch())) == 4
+    queue.set_capacity("r", 1)
+    queue.add("s", capacity=2)
+    for ticket in range(4, 7):
+        enter(queue, ticket)
+    assert list(queue.dispatch()) == [(4, "s"), (5, "s")]
+
+
 def test_the_least_loaded_replica_comes_first_in_proportion_to_its_size() -> None:
     queue: ModelQueue[int] = ModelQueue(bounds(length=10))
     queue.add("small", capacity=2)

@@ -220,6 +220,21 @@ def test_a_reserve_of_everything_leaves_one_place_for_all() -> None:
     assert [ticket for ticket, _ in queue.dispatch()] == ["a0"]
 
 
+def test_a_changed_capacity_changes_what_the_reserve_leaves() -> None:
+    queue = queue_of(capacity=1, interactive_reserve=1)
+    for number in range(3):
+        enter(queue, f"b{number}", service_class="batch")
+    assert [ticket for ticket, _ in queue.dispatch()] == ["b0"]
+    queue.set_capacity("r", 3)
+    assert [ticket for ticket, _ in queue.dispatch()] == ["b1"]
+    enter(queue, "a", expected_output_tokens=10)
+    assert [ticket for ticket, _ in queue.dispatch()] == ["a"]
+    queue.set_capacity("r", 2)
+    explanation = queue.explain("b2")
+    assert explanation is not None
+    assert explanation.reason == "replicas_full"
+
+
 def test_a_warm_prefix_goes_first_within_the_quantum_and_to_its_replica() -> None:
     warm = {"b0": ("s", 8)}
     queue: FairQueue[str] = FairQueue(BOUNDS, QueuePolicy(quantum=50.0), warm_on=warm.get)

@@ -76,6 +76,10 @@ class SideBySide(RuleBasedStateMachine):
     def pause(self, name: str, is_paused: bool) -> None:
         self.both(lambda queue: queue.pause(name, is_paused=is_paused))
 
+    @rule(name=st.sampled_from("rs"), capacity=st.integers(1, 3))
+    def set_capacity(self, name: str, capacity: int) -> None:
+        self.both(lambda queue: queue.set_capacity(name, capacity))
+
     @rule(tenant=st.sampled_from("abc"), tokens=st.sampled_from([0, 1, 40, 90]), may_start=st.booleans())
     def enter(self, tenant: str, tokens: int, may_start: bool) -> None:
         self.number += 1

@@ -28,6 +28,7 @@ from headrace.admin.bodies import (
     page_of,
     query_of,
     schema_of,
+    sharing_of,
 )
 from headrace.admin.guard import Guard, core_unavailable
 from headrace.admin.problems import Problem
@@ -80,6 +81,7 @@ def _add_tenants(app: FastAPI, core: CoreClient) -> None:
                 name=body.name,
                 cache=body.cache,
                 shared_prefix=body.shared_prefix,
+                sharing=sharing_of(body),
                 limits=limits_of(body.limits),
                 levels=levels_of(body),
             ),
@@ -112,6 +114,7 @@ def _add_tenants(app: FastAPI, core: CoreClient) -> None:
             status=body.status if "status" in given else msgspec.UNSET,
             cache=body.cache if "cache" in given else msgspec.UNSET,
             shared_prefix=body.shared_prefix if "shared_prefix" in given else msgspec.UNSET,
+            sharing=sharing_of(body),
             limits=dict(body.limits) if "limits" in given else msgspec.UNSET,
             levels=levels_of(body),
         )

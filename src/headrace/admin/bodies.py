@@ -13,11 +13,12 @@ from starlette.requests import Request
 from headrace.admin.problems import Problem
 from headrace.caching.slots import Mode
 from headrace.config.limits import LevelChanges, Limits, LimitValues
+from headrace.config.scheduling import Isolation, PolicyName, ServiceClass, Sharing, SharingValues
 
 LIMITS_NOT_SUPPORTED_YET: Final = frozenset(
     {"tokens_per_day", "tokens_per_month", "cost_per_day", "cost_per_month", "gpu_memory_gb"}
 )
-NOT_SUPPORTED_YET: Final = frozenset({"weight", "quota"})
+NOT_SUPPORTED_YET: Final = frozenset({"quota"})
 """Fields of the API's contract (UX-1) that would be ignored today, so they are refused."""
 
 
@@ -35,6 +36,14 @@ class _TenantBody(_Body):
     """What the prefix cache keeps of finished requests: everything, what they mark, or nothing."""
     shared_prefix: str | None = None
     """Tenants of the same name share the prefixes that their requests mark with `cache_control`."""
+    weight: float | None = None
+    """Twice the weight is twice the service while both wait; null is 1."""
+    service_class: ServiceClass | None = None
+    """Of requests that say nothing else; a `batch` tenant's cannot become interactive."""
+    priority_max: WholeNumber | None = None
+    """Requests may ask for a priority up to this; a higher one is lowered to it. null is 0."""
+    isolation: Isolation | None = None
+    """`weighted`: a queue of its own; `shared`: one together with all of that mode; `dedicated`: workers of its own."""
     limits: LimitValues = {}
     departments: dict[str, LimitValues | None] = {}
     """Each with its limits; `{}` is a department without any."""
@@ -75,7 +84,7 @@ class KeyCreate(_Body):
 
 
 class ModelUpdate(_Body):
-    """How a model's replicas work from now on, until the server ends; null goes back to the settings."""
+    """How a model's replicas work and who is next, from now on until the server ends; null goes back to the settings."""
 
     max_batch_size: WholeNumber | None = None
     max_batch_tokens: WholeNumber | None = None
@@ -83,6 +92,20 @@ class ModelUpdate(_Body):
     idle_step_ms: float | None = None
     batch_wait_ms: float | None = None
     max_concurrent_requests: WholeNumber | None = None
+    scheduler_policy: PolicyName | None = None
+    input_cost: float | None = None
+    output_cost: float | None = None
+    cached_input_cost: float | None = None
+    batch_floor: float | None = None
+    batch_aging_s: float | None = None
+    priority_aging_s: float | None = None
+    token_aging_ms: float | None = None
+    locality_quantum: float | None = None
+    long_prompt_tokens: WholeNumber | None = None
+    long_prompts_max: WholeNumber | None = None
+    interactive_reserve: WholeNumber | None = None
+    reserve_output_tokens_max: WholeNumber | None = None
+    preemption: bool | None = None
 
 
 class RefundCreate(_Body):
@@ -115,6 +138,11 @@ def levels_of(body: TenantCreate | TenantUpdate) -> LevelChanges:
         users=body.users,
         model_limits=body.model_limits,
     )
+
+
+def sharing_of(body: TenantCreate | TenantUpdate) -> SharingValues:
+    """What a body says of the tenant's part in sharing. The core checks what the values are worth."""
+    return {name: getattr(body, name) for name in Sharing.__struct_fields__ if name in body.model_fields_set}
 
 
 def limits_of(values: LimitValues, field: str = "limits") -> Limits:

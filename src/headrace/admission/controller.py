@@ -1,7 +1,7 @@
 """Accept, grant, renew, settle, expire: one owner, one thread, every decision complete or not made at all.
 
     accept ──▶ dispatch (grant) ──▶ renew … ──▶ settle
-      │            ▲    └─ put_back ─┘  └──▶ expire ──▶ settle_late
+      │         ▲   └─ put_back, preempt ─┘ └──▶ expire ──▶ settle_late
       └────────────┴───────────────────────▶ settle
 
 Accepting takes the rates and holds the tokens; granting takes concurrency, streams and a place on a replica,
@@ -9,7 +9,7 @@ so a waiting request holds neither. A refusal changes nothing. `headrace.admissi
 true between any two calls.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -17,7 +17,8 @@ from headrace.admission.accounts import Accounts
 from headrace.admission.entry import Entry, IllegalTransition, Phase
 from headrace.limits import book
 from headrace.limits.book import Account, Ask, Excess
-from headrace.scheduling.dispatch import ModelQueue, QueueBounds
+from headrace.scheduling.fair import FairQueue
+from headrace.scheduling.policy import Demand
 
 TOKEN_LIMITS = frozenset({"tpm", "prompt_tokens", "total_tokens"})
 """Limits that a bound may exceed where the exact count would not."""
@@ -86,6 +87,22 @@ class Applicant(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Whether a replica of the model can count a prompt."""
     is_final: bool = False
     """Do not ask for the counts of others any more."""
+    demand: Demand | None = None
+    """What the queue decides by."""
+    is_dedicated: bool = False
+    """It runs on replicas set aside for its tenant, where there are such."""
+
+
+class Took(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What an operation really took of its replica, in tokens. The fair queue charges that, whatever the bill says."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """So many of the prompt's were there already."""
+    output_tokens: int = 0
+
+
+TOOK_NOTHING = Took()
 
 
 class AdmissionController:
@@ -94,18 +111,29 @@ class AdmissionController:
     def __init__(self, *, lease_us: int) -> None:
         self._lease_us = lease_us
         self.accounts = Accounts()
-        self.queues: dict[str, ModelQueue[Entry]] = {}
+        self.queues: dict[str, FairQueue[Entry]] = {}
         self.entries: dict[str, Entry] = {}
         """Operations that are accepted and neither settled nor expired, by request id."""
         self.expired: dict[str, Entry] = {}
         """Operations whose lease ran out and whose record may still come."""
         self._bounds: dict[str, Entry] = {}
         """Open operations that hold an upper bound of a prompt that could be counted."""
+        self._may_start: dict[str, Callable[[Entry], bool]] = {}
+        """By model: whether a waiting request may be granted a place now."""
 
-    def add_model(self, model_id: str, bounds: QueueBounds) -> ModelQueue[Entry]:
+    def add_model(
+        self, model_id: str, queue: FairQueue[Entry], *, is_bound: Callable[[Entry], bool] | None = None
+    ) -> None:
+        """A model with its queue. `is_bound` says whether there are replicas where a request may not run: it lets
+        others pass while the rest is full.
+        """
         assert model_id not in self.queues
-        queue = self.queues[model_id] = ModelQueue(bounds, is_taking_turns=True)
-        return queue
+        self.queues[model_id] = queue
+
+        def may_start(entry: Entry) -> bool:
+            return _may_start(entry) and (is_bound is None or not is_bound(entry) or queue.has_place(entry))
+
+        self._may_start[model_id] = may_start
 
     def remove_replica(self, model_id: str, replica_id: str, *, successor_id: str | None) -> list[Entry]:
         """A replica is gone. Returns those who waited in vain: no other is left or expected. They are still
@@ -139,6 +167,7 @@ class AdmissionController:
         if excess is not None:
             self._ask_for_counts(applicant, excess)
             raise LimitReached(excess)
+        demand = applicant.demand
         entry = Entry(
             request_id=request_id,
             tenant_id=applicant.tenant_id,
@@ -147,12 +176,17 @@ class AdmissionController:
             accounts=accounts,
             held=size.total,
             is_exact=applicant.is_exact,
+            flow=None if demand is None else demand.flow,
+            weight=1.0 if demand is None else demand.weight,
+            is_dedicated=applicant.is_dedicated,
         )
         evicted = self.queues[applicant.model_id].enter(
             entry,
             tenant=entry.tenant_id,
             tokens=size.total,
             may_start=_may_start,
+            demand=demand,
+            now_us=now_us,
         )
         for other in evicted:
             other.move(Phase.DROPPED)
@@ -173,8 +207,10 @@ class AdmissionController:
 
     def dispatch(self, model_id: str, now_us: int) -> Iterator[Entry]:
         """Grant places to those who may start, next one first. `entry.replica_id` says where."""
-        for entry, replica_id in self.queues[model_id].dispatch(_may_start):
+        queue = self.queues[model_id]
+        for entry, replica_id in queue.dispatch(self._may_start[model_id], now_us=now_us):
             entry.move(Phase.GRANTED)
+            entry.home = None
             entry.replica_id = replica_id
             entry.lease_until_us = now_us + self._lease_us
             book.grant(entry.accounts, is_stream=entry.is_stream)
@@ -182,7 +218,7 @@ class AdmissionController:
 
     def put_back(self, entry: Entry) -> None:
         """The replica was full after all: the request is the next one again, and the replica is paused
-        until `ModelQueue.pause` says otherwise.
+        until `FairQueue.pause` says otherwise.
         """
         assert entry.replica_id is not None
         entry.move(Phase.WAITING)
@@ -191,6 +227,27 @@ class AdmissionController:
         queue = self.queues[entry.model_id]
         queue.put_back(entry, replica_id, tenant=entry.tenant_id, tokens=entry.held)
         queue.pause(replica_id, is_paused=True)
+
+    def wants_preemption(self, model_id: str) -> tuple[Entry, Entry] | None:
+        """(granted request to be stopped, waiting one to have its place), if the queue's rule wants that now."""
+        queue = self.queues[model_id]
+        waiting = queue.next_waiting(_may_start)
+        if waiting is None or waiting.home is not None:
+            return None
+        victim = queue.preempt_for(waiting)
+        return None if victim is None else (victim[0], waiting)
+
+    def preempt(self, entry: Entry, *, output_tokens: int, in_favour_of: Entry) -> None:
+        """A granted request has been stopped after so many tokens of its answer. It waits for a place where it was,
+        and goes on there; the one it was stopped for is the next one, if it still waits.
+        """
+        assert entry.replica_id is not None
+        entry.move(Phase.WAITING)
+        entry.home, entry.replica_id = entry.replica_id, None
+        book.release(entry.accounts, is_stream=entry.is_stream)
+        self.queues[entry.model_id].preempted(
+            entry, entry.home, tokens=entry.held, output_tokens=output_tokens, in_favour_of=in_favour_of
+        )
 
     def trim(self, entry: Entry, total: int) -> None:
         """The exact prompt is known: hold no more than it and the longest answer need."""
@@ -212,9 +269,9 @@ class AdmissionController:
 
     # --- end --------------------------------------------------------------------------------------------
 
-    def settle(self, entry: Entry, *, used: int, now_us: int) -> None:
+    def settle(self, entry: Entry, *, used: int, now_us: int, took: Took = TOOK_NOTHING) -> None:
         """End an operation: what it holds becomes what it used, its place is free again."""
-        self._leave(entry, Phase.CLOSED)
+        self._leave(entry, Phase.CLOSED, took)
         book.settle(entry.accounts, held=entry.held, used=used, now_us=now_us)
 
     def due(self, now_us: int) -> list[Entry]:
@@ -227,14 +284,21 @@ class AdmissionController:
 
     def expire(self, entry: Entry, now_us: int) -> None:
         """End an operation that nobody has seen alive during its lease. What it used is not known yet."""
-        self._leave(entry, Phase.EXPIRED)
+        self._leave(entry, Phase.EXPIRED, TOOK_NOTHING)
         book.settle(entry.accounts, held=entry.held, used=0, now_us=now_us)
         self.expired[entry.request_id] = entry
 
-    def settle_late(self, entry: Entry, *, used: int, now_us: int) -> None:
+    def settle_late(self, entry: Entry, *, used: int, now_us: int, took: Took = TOOK_NOTHING) -> None:
         """The record of an expired operation came after all: what it used counts from now on."""
         entry.move(Phase.CLOSED)
         del self.expired[entry.request_id]
+        queue = self.queues[entry.model_id]
+        cost = queue.policy.prices.cost(
+            prompt_tokens=took.prompt_tokens,
+            cached_tokens=took.cached_tokens,
+            output_tokens=took.output_tokens,
+        )
+        queue.settle_late(entry.flow, cost=cost, weight=entry.weight)
         book.settle(entry.accounts, held=0, used=used, now_us=now_us)
 
     def forget(self, entry: Entry) -> None:
@@ -259,7 +323,7 @@ class AdmissionController:
         if bounds:
             raise NeedsTrim(bounds)
 
-    def _leave(self, entry: Entry, phase: Phase) -> None:
+    def _leave(self, entry: Entry, phase: Phase, took: Took) -> None:
         was = entry.phase
         entry.move(phase)
         del self.entries[entry.request_id]
@@ -269,6 +333,12 @@ class AdmissionController:
             queue.leave(entry)
         elif was is Phase.GRANTED:
             assert entry.replica_id is not None
+            queue.settle(
+                entry,
+                prompt_tokens=took.prompt_tokens,
+                cached_tokens=took.cached_tokens,
+                output_tokens=took.output_tokens,
+            )
             queue.release(entry.replica_id)
             book.release(entry.accounts, is_stream=entry.is_stream)
 

@@ -1,7 +1,7 @@
 """One operation as the state machine sees it.
 
     WAITING ──▶ GRANTED ──▶ CLOSED
-     │ │  ◀──────┘ │ (put back)
+     │ │  ◀──────┘ │ (put back, or stopped for another)
      │ │           └──▶ EXPIRED ──▶ CLOSED   (the lease ran out; a late record may still come)
      │ └──▶ DROPPED ──▶ CLOSED               (lost its place in the queue; to be settled)
      └──▶ CLOSED
@@ -43,7 +43,10 @@ class Entry:
 
     __slots__ = (
         "accounts",
+        "flow",
         "held",
+        "home",
+        "is_dedicated",
         "is_exact",
         "is_stream",
         "lease_until_us",
@@ -52,6 +55,7 @@ class Entry:
         "replica_id",
         "request_id",
         "tenant_id",
+        "weight",
     )
 
     def __init__(
@@ -64,6 +68,9 @@ class Entry:
         accounts: tuple[Account, ...],
         held: int,
         is_exact: bool,
+        flow: str | None = None,
+        weight: float = 1.0,
+        is_dedicated: bool = False,
     ) -> None:
         self.request_id = request_id
         self.tenant_id = tenant_id
@@ -74,8 +81,15 @@ class Entry:
         """Tokens held at every account."""
         self.is_exact = is_exact
         """Whether the prompt's part of it is counted; otherwise it is an upper bound."""
+        self.flow = flow or tenant_id
+        """Whose counter it is charged to in the queue, by `weight`."""
+        self.weight = weight
+        self.is_dedicated = is_dedicated
+        """Runs on the replicas set aside for its tenant, where there are such."""
         self.phase = Phase.WAITING
         self.replica_id: str | None = None
+        self.home: str | None = None
+        """While stopped for another: the replica that keeps its state, where alone it can go on."""
         self.lease_until_us = 0
         """While granted: when it expires unless it is renewed."""
 

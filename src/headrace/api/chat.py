@@ -17,6 +17,8 @@ from headrace.errors import Refusal
 from headrace.request.messages import Message
 from headrace.request.sampling import Sampling
 
+LatencySla = Literal["low", "normal", "throughput"]
+
 
 class ChatCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A checked request. Nothing behind it looks at the body again, except to relay it."""
@@ -41,6 +43,10 @@ class ChatCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A session that `POST /v1/sessions` has issued."""
     conversation_id: str | None = None
     """The client's own name of a conversation."""
+    latency_sla: LatencySla = "normal"
+    """How soon the client wants its answer: `low` latency, or `throughput` where it can wait."""
+    priority: int = 0
+    """Higher is sooner; how much of it counts is the tenant's to say."""
 
     def sampling(self, defaults: Sampling) -> Sampling:
         """What the client asked for, completed by the model's defaults and the seed drawn for it."""
@@ -110,6 +116,11 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     user: Annotated[str, msgspec.Meta(max_length=bounds.USER_BYTES_MAX)] | None = None
     session_id: _ConversationName | msgspec.UnsetType = msgspec.UNSET
     conversation_id: _ConversationName | msgspec.UnsetType = msgspec.UNSET
+    latency_sla: LatencySla | msgspec.UnsetType | None = msgspec.UNSET
+    priority: Annotated[int, msgspec.Meta(ge=0, le=bounds.PRIORITY_MAX)] | msgspec.UnsetType | None = (
+        msgspec.UNSET
+    )
+    service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
     # Accepted without an effect (`NO_OPS`).
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
@@ -122,7 +133,6 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     frequency_penalty: _Raw = msgspec.UNSET
     function_call: _Raw = msgspec.UNSET
     functions: _Raw = msgspec.UNSET
-    latency_sla: _Raw = msgspec.UNSET
     logit_bias: _Raw = msgspec.UNSET
     logprobs: _Raw = msgspec.UNSET
     min_p: _Raw = msgspec.UNSET
@@ -136,7 +146,6 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     reasoning_effort: _Raw = msgspec.UNSET
     repetition_penalty: _Raw = msgspec.UNSET
     response_format: _Raw = msgspec.UNSET
-    service_tier: _Raw = msgspec.UNSET
     tool_choice: _Raw = msgspec.UNSET
     tools: _Raw = msgspec.UNSET
     top_logprobs: _Raw = msgspec.UNSET
@@ -168,7 +177,6 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
@@ -226,6 +234,8 @@ def decode(body: bytes) -> ChatCall:
         is_plain=_is_plain(raw),
         session_id=raw.session_id or None,
         conversation_id=raw.conversation_id or None,
+        latency_sla=_latency_sla(raw),
+        priority=raw.priority or 0,
     )
 
 
@@ -281,6 +291,8 @@ def _is_plain(raw: _Body) -> bool:
         and raw.stream_options is msgspec.UNSET
         and raw.session_id is msgspec.UNSET
         and raw.conversation_id is msgspec.UNSET
+        and raw.latency_sla is msgspec.UNSET
+        and raw.priority is msgspec.UNSET
         and all(message.cache_control is msgspec.UNSET for message in raw.messages)
         and not any(isinstance(message.content, list) for message in raw.messages)
     )
@@ -329,6 +341,19 @@ def _user(user: str | None) -> str | None:
             "user", f"'user' may be {bounds.USER_BYTES_MAX} bytes long and has no control characters."
         )
     return user
+
+
+def _latency_sla(raw: _Body) -> LatencySla:
+    """What the client says itself, or what its `service_tier` stands for."""
+    tier = raw.service_tier
+    of_tier: LatencySla = "throughput" if tier == "flex" else "low" if tier == "priority" else "normal"
+    given = raw.latency_sla or of_tier
+    if of_tier not in ("normal", given):
+        raise refusals.invalid_value(
+            "latency_sla",
+            f"'service_tier' {tier!r} means {of_tier!r}; give one of them, or the same in both.",
+        )
+    return given
 
 
 def _usage_wanted(raw: _Body) -> bool:

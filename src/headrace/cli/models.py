@@ -8,6 +8,7 @@ import click
 
 from headrace.cli.connection import Connection, connected
 from headrace.cli.output import print_fields, print_json, print_table
+from headrace.config.scheduling import SchedulingSettings
 from headrace.request.controls import Controls
 
 
@@ -40,21 +41,18 @@ def list_(url: str | None, key: str | None, server: Connection) -> None:
     required=True,
     metavar="NAME=VALUE",
     help="Of: "
-    + ", ".join(Controls.__struct_fields__)
+    + ", ".join((*Controls.__struct_fields__, *SchedulingSettings.__struct_fields__))
     + ". VALUE none goes back to the settings; may repeat.",
 )
 @connected
 def update(model: str, changes: tuple[str, ...], server: Connection) -> None:
-    """Change how MODEL's workers work, from now until the server ends."""
-    body: dict[str, float | None] = {}
+    """Change how MODEL's workers work and who is next in its queue, from now until the server ends."""
+    body: dict[str, Any] = {}
     for change in changes:
         name, found, value = change.partition("=")
-        try:
-            body[name] = None if value == "none" else int(value) if value.isdigit() else float(value)
-        except ValueError:
-            found = ""
-        if not found:
-            raise click.UsageError(f"--set {change}: give NAME=NUMBER or NAME=none")
+        if not found or not name or not value:
+            raise click.UsageError(f"--set {change}: give NAME=VALUE or NAME=none")
+        body[name] = _value(value)
     shown = server.admin("PATCH", f"/admin/v1/models/{quote(model, safe='/')}", body=body)
     if server.is_json:
         print_json(shown)
@@ -95,6 +93,17 @@ def inspect(
     if fits:
         click.echo()
         print_table(fits, tuple(fits[0]))
+
+
+def _value(text: str) -> Any:
+    """What a `--set` means. The server checks what it is worth."""
+    words = {"none": None, "true": True, "false": False}
+    if text in words:
+        return words[text]
+    try:
+        return int(text) if text.isdigit() else float(text)
+    except ValueError:
+        return text
 
 
 def _of_key(server: Connection, url: str | None, key: str) -> list[dict[str, Any]]:

@@ -131,6 +131,10 @@ def _check(settings: Settings) -> None:
             _check_reproducible(engine, where)
         if engine.target_step_ms > engine.idle_step_ms:
             raise ConfigError(f"{where}: engine.target_step_ms may not exceed engine.idle_step_ms")
+        if sum(model.dedicated_workers.values()) >= model.workers and model.dedicated_workers:
+            raise ConfigError(
+                f"{where}: dedicated_workers must leave at least one of its {model.workers} workers to everybody else"
+            )
 
 
 def _check_reproducible(engine: EngineSettings, where: str) -> None:

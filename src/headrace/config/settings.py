@@ -11,6 +11,7 @@ import msgspec
 
 from headrace import bounds
 from headrace.config.limits import UNLIMITED, Limits
+from headrace.config.scheduling import SchedulingSettings
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535, description="TCP port; 0 takes a free one")]
 ModelId = Annotated[
@@ -113,6 +114,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     engine: EngineSettings = EngineSettings()
     limits: Limits = UNLIMITED
     """What all requests for this model together may take."""
+    scheduling: SchedulingSettings = SchedulingSettings()
+    """Who is next when more is asked of the model than it can do."""
+    dedicated_workers: dict[str, Annotated[int, msgspec.Meta(ge=1, le=64)]] = {}
+    """Workers set aside, by tenant: `{acme: 1}`. They serve only that tenant, whose `isolation` has to be `dedicated`;
+    together they are fewer than `workers`."""
     sampling: SamplingDefaults | None = None
     """Left out: the API's defaults; for the built-in model temperature 0.2 and top_p 0.9."""
     upstream: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s?#]+$")] | None = None
@@ -124,6 +130,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_concurrent_requests: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 256
     """Requests in an upstream at once; the rest waits in headrace's queue. Embedded workers are bounded by
     `engine.max_batch_size`."""
+
+    @property
+    def worker_ids(self) -> list[str]:
+        """The names of its workers, which stay the same over restarts."""
+        return [f"{self.id}-{number}" for number in range(self.workers)]
 
     @property
     def sampling_defaults(self) -> SamplingDefaults:

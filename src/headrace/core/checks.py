@@ -9,6 +9,7 @@ import msgspec
 from headrace import bounds
 from headrace.caching.slots import Mode
 from headrace.config.limits import Limits
+from headrace.config.scheduling import Sharing, SharingValues
 from headrace.core.failure import ControlFailure
 
 TENANT_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
@@ -133,6 +134,17 @@ def check_page_size(limit: int) -> None:
     """Lists come in pages, so that an answer fits into one frame."""
     if not 1 <= limit <= PAGE_SIZE_MAX:
         raise ControlFailure(400, "invalid_limit", f"limit is 1 to {PAGE_SIZE_MAX}", "limit")
+
+
+def merged_sharing(old: Sharing, changes: SharingValues) -> Sharing:
+    """A tenant's part in sharing with these changes; `None` goes back to the default. Raises `ControlFailure` 400."""
+    merged = {**msgspec.structs.asdict(old), **changes}
+    given = {name: value for name, value in merged.items() if value is not None}
+    try:
+        return msgspec.convert(given, Sharing)
+    except msgspec.ValidationError as error:
+        field = str(error).rpartition("`$.")[2].rstrip("`") or None
+        raise ControlFailure(400, "invalid_value", str(error).replace("`$.", "`"), field) from error
 
 
 def merged_limits(old: Limits, changes: Mapping[str, float | None], field: str = "limits") -> Limits:

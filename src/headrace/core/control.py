@@ -45,7 +45,7 @@ class ControlServer:
         flush_ledger: Callable[[], Awaitable[None]],
         refund: Callable[[str, str, str], Awaitable[OperationRecord]],
         list_models: Callable[[], list[m.ModelView]],
-        update_model: Callable[[str, dict[str, int | float | None], str], m.ModelView],
+        update_model: Callable[[str, m.ModelChanges, str], m.ModelView],
     ) -> None:
         """`refund` gets request id, reason and actor (`core.refunds`)."""
         self._directory = directory
@@ -125,6 +125,7 @@ class ControlServer:
                         name,
                         cache=request.cache,
                         shared_prefix=request.shared_prefix,
+                        sharing=request.sharing,
                         limits=request.limits,
                         levels=request.levels,
                         actor=actor,
@@ -138,6 +139,7 @@ class ControlServer:
                         status=request.status,
                         cache=request.cache,
                         shared_prefix=request.shared_prefix,
+                        sharing=request.sharing,
                         limits=request.limits,
                         levels=request.levels,
                         actor=actor,

@@ -14,11 +14,15 @@ import structlog
 from headrace.admission.controller import AdmissionController, Applicant, LimitReached
 from headrace.admission.entry import Entry, Phase
 from headrace.api import refusals
+from headrace.api.chat import LatencySla
 from headrace.clock import Clock
+from headrace.config.scheduling import SchedulingSettings, ServiceClass
 from headrace.config.settings import ModelSettings, Settings
 from headrace.core.accounts import CallerAccounts
 from headrace.core.cache_orders import CacheOrders, session_key
+from headrace.core.demands import demand_of, learn, took
 from headrace.core.directory import Directory
+from headrace.core.dispatcher import Dispatcher
 from headrace.core.metrics import CoreMetrics
 from headrace.core.operation import Operation
 from headrace.core.recovery import close_left_open
@@ -33,7 +37,8 @@ from headrace.ledger.records import OperationRecord, Reservation
 from headrace.limits.window import WINDOW_US
 from headrace.request.controls import AS_CONFIGURED, Controls
 from headrace.request.messages import Message
-from headrace.scheduling.dispatch import NoReplica, QueueBounds, QueueFull
+from headrace.scheduling.dispatch import NoReplica, QueueFull
+from headrace.scheduling.policy import QueuePolicy
 from headrace.store.errors import StoreUnavailable
 from headrace.store.journal import Journal
 from headrace.worker.messages import AttemptRecord
@@ -41,10 +46,6 @@ from headrace.worker.messages import AttemptRecord
 _log = structlog.get_logger()
 
 CUT_MARGIN_US: Final = 20_000
-BUSY_SECONDS_FIRST: Final = 0.1
-BUSY_SECONDS_MAX: Final = 5.0
-RETRY_AFTER_SECONDS_MAX: Final = 30.0
-"""A replica that is full is asked again after so long; twice as long each time it is full again."""
 
 
 def _queue_full(full: QueueFull) -> Refusal:
@@ -77,6 +78,9 @@ class Core:
         self.models: dict[str, ServedModel] = {}
         self._open: dict[str, Operation] = {}
         self._watch = Watch(self, settings)
+        self._dispatcher = Dispatcher(
+            self.controller, self.models, self._open, watch=self._watch, clock=clock, metrics=metrics
+        )
         self._refusals = RefusalLog(journal, clock, metrics, per_s=settings.ledger.refusals_per_s)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._late: set[asyncio.Task[Any]] = set()
@@ -87,23 +91,9 @@ class Core:
     def add_model(self, settings: ModelSettings) -> None:
         assert settings.id not in self.models
         self.accounts.set_model_limits(settings.id, settings.limits)
-        bounds = self.settings.queue
-        queue = self.controller.add_model(
-            settings.id,
-            QueueBounds(
-                length=bounds.length,
-                tokens=bounds.tokens,
-                tenant_length=bounds.length if bounds.tenant_length is None else bounds.tenant_length,
-                tenant_tokens=bounds.tokens if bounds.tenant_tokens is None else bounds.tenant_tokens,
-            ),
-        )
-        self.models[settings.id] = ServedModel(
-            settings.id,
-            sampling=settings.sampling_defaults,
-            queue=queue,
-            created_s=self.clock.wall_us() // 1_000_000,
-            cache_ttl_s=settings.engine.cache_ttl_s,
-        )
+        model = ServedModel(settings, self.settings.queue, created_s=self.clock.wall_us() // 1_000_000)
+        self.controller.add_model(settings.id, model.queue, is_bound=model.is_bound)
+        self.models[settings.id] = model
 
     def expect_replica(self, model_id: str, replica_id: str) -> None:
         """A replica is starting; requests may wait for it."""
@@ -116,7 +106,7 @@ class Core:
         model.queue.add(replica.replica_id, capacity=capacity_by(model.controls, capacity))
         if model.controls != AS_CONFIGURED:
             replica.adjust(model.controls)
-        self._dispatch(model)
+        self._dispatcher.dispatch(model)
 
     def remove_replica(self, model_id: str, replica_id: str, *, successor_id: str | None) -> None:
         """A replica is gone. With a successor expected, waiting requests wait on; without, they may end."""
@@ -132,7 +122,13 @@ class Core:
         for replica_id, replica in model.replicas.items():
             replica.adjust(controls)
             model.queue.set_capacity(replica_id, capacity_by(controls, model.capacities[replica_id]))
-        self._dispatch(model)
+        self._dispatcher.dispatch(model)
+
+    def reschedule(self, model: ServedModel, scheduling: SchedulingSettings) -> None:
+        """Decide who is next like this from now on."""
+        model.scheduling = scheduling
+        model.queue.set_policy(QueuePolicy.of(scheduling))
+        self._dispatcher.dispatch(model)
 
     def running_on(self, model_id: str, replica_id: str) -> int:
         return self.models[model_id].queue.running_on(replica_id)
@@ -145,6 +141,7 @@ class Core:
         messages: list[Message],
         *,
         max_tokens: int | None,
+        priority: int = 0,
         is_exact: bool,
         is_final: bool = False,
     ) -> Operation:
@@ -165,7 +162,7 @@ class Core:
         if not self.journal.is_healthy:
             raise refusals.store_unavailable()
         now_us = self.clock.monotonic_us()
-        applicant = self._applicant(model, reservation, max_tokens, is_exact, is_final)
+        applicant = self._applicant(model, reservation, max_tokens, priority, is_exact, is_final)
         try:
             admitted = self.controller.accept(applicant, now_us)
         except LimitReached as reached:
@@ -188,7 +185,7 @@ class Core:
                 self._open[evicted.request_id].refuse(refusals.queue_displaced())
         self._open[entry.request_id] = operation
         self._watch.accepted(operation)
-        self._dispatch(model)
+        self._dispatcher.dispatch(model)
         return operation
 
     async def count_prompt(self, model_id: str, messages: list[Message]) -> int | None:
@@ -217,19 +214,7 @@ class Core:
 
     def put_back(self, operation: Operation, busy: ReplicaBusy) -> None:
         """A granted request could not start: it waits again, as the next one, and the replica has a pause."""
-        replica = operation.replica
-        assert replica is not None
-        model = operation.model
-        operation.ungrant()
-        self.controller.put_back(operation.entry)
-        self._watch.put_back(operation)
-        model.busy[replica.replica_id] = times = model.busy.get(replica.replica_id, 0) + 1
-        pause_s = min(BUSY_SECONDS_FIRST * 2 ** min(times - 1, 16), BUSY_SECONDS_MAX)
-        if busy.retry_after_s is not None:
-            pause_s = min(max(busy.retry_after_s, 0.0), RETRY_AFTER_SECONDS_MAX)
-        self.metrics.put_back(model.model_id)
-        asyncio.get_running_loop().call_later(pause_s, self._resume, model, replica.replica_id)
-        self._dispatch(model)
+        self._dispatcher.put_back(operation, busy)
 
     def begun(self, operation: Operation, exact_total: int | None) -> None:
         """The replica has taken the request. If it says how long that is, no more is held than it needs."""
@@ -245,10 +230,13 @@ class Core:
         self._ended(operation, record)
         was_granted = operation.entry.phase is Phase.GRANTED
         used = record.charged_prompt_tokens + record.charged_completion_tokens
-        self.controller.settle(operation.entry, used=used, now_us=self.clock.monotonic_us())
+        self.controller.settle(
+            operation.entry, used=used, now_us=self.clock.monotonic_us(), took=took(record)
+        )
+        learn(operation.model, operation.reservation, record)
         self._acknowledge(operation)
         if was_granted:
-            self._dispatch_all()
+            self._dispatcher.dispatch_all()
         return durable
 
     def expire(self, operation: Operation) -> None:
@@ -266,7 +254,7 @@ class Core:
         late = asyncio.get_running_loop().create_task(self._settle_late(operation))
         self._late.add(late)
         late.add_done_callback(self._late.discard)
-        self._dispatch_all()
+        self._dispatcher.dispatch_all()
 
     def end_session(self, session_id: str, tenant: str) -> bool:
         """Forget a session and what the workers keep of it. False if there is none of this tenant."""
@@ -292,9 +280,20 @@ class Core:
         """The operation's task is done with it; what remains is the record."""
         self._watch.closing(operation)
 
+    def note_progress(self, *, is_full_round: bool) -> None:
+        """Called by the watch: now and then about all that runs, always where the queue waits for a first token or
+        somebody may have to give up a place.
+        """
+        if is_full_round or any(model.is_pressing for model in self.models.values()):
+            self._dispatcher.note_progress()
+
     def usage(self, request_id: str, tenant_id: str) -> OperationRecord | Reservation | None:
         """A tenant's operation: its final record, or its reservation while it is open."""
         return self.journal.get(request_id, tenant_id) or self.journal.get_open(request_id, tenant_id)
+
+    def service_class(self, tenant_id: str, latency_sla: LatencySla) -> ServiceClass:
+        """The class a caller's request waits in. A `batch` tenant's are all of that class."""
+        return "batch" if latency_sla == "throughput" else self.directory.sharing_of(tenant_id).service_class
 
     @property
     def open_operations(self) -> Iterable[Operation]:
@@ -346,19 +345,31 @@ class Core:
         model: ServedModel,
         reservation: Reservation,
         max_tokens: int | None,
+        priority: int,
         is_exact: bool,
         is_final: bool,
     ) -> Applicant:
+        accounts = self.accounts.of(
+            tenant_id=reservation.tenant_id,
+            api_key_id=reservation.api_key_id,
+            user_id=reservation.user_id,
+            model_id=model.model_id,
+        )
+        sharing = self.directory.sharing_of(reservation.tenant_id)
+        demand = demand_of(
+            model,
+            reservation,
+            sharing,
+            accounts,
+            maximum=self.settings.default_max_tokens if max_tokens is None else max_tokens,
+            priority=priority,
+            is_exact=is_exact,
+        )
         return Applicant(
             request_id=reservation.request_id,
             tenant_id=reservation.tenant_id,
             model_id=model.model_id,
-            accounts=self.accounts.of(
-                tenant_id=reservation.tenant_id,
-                api_key_id=reservation.api_key_id,
-                user_id=reservation.user_id,
-                model_id=model.model_id,
-            ),
+            accounts=accounts,
             prompt_tokens=reservation.prompt_tokens_estimated,
             max_tokens=max_tokens,
             default_max_tokens=self.settings.default_max_tokens,
@@ -367,6 +378,8 @@ class Core:
             is_exact=is_exact,
             can_be_counted=model.can_count,
             is_final=is_final,
+            demand=demand,
+            is_dedicated=sharing.isolation == "dedicated",
         )
 
     def _turn_away(self, reservation: Reservation, refusal: Refusal) -> Refusal:
@@ -389,6 +402,7 @@ class Core:
         operation.record = record
         del self._open[operation.request_id]
         self._watch.ended(operation)
+        self._dispatcher.ended(operation)
         self.metrics.settled(record)
 
     def _acknowledge(self, operation: Operation) -> None:
@@ -412,25 +426,8 @@ class Core:
             entry,
             used=record.charged_prompt_tokens + record.charged_completion_tokens,
             now_us=self.clock.monotonic_us(),
+            took=took(record),
         )
         _log.warning("late_settlement", request_id=operation.request_id)
         await self.journal.late_settle(record)
         operation.answer.acknowledge()
-
-    def _resume(self, model: ServedModel, replica_id: str) -> None:
-        model.queue.pause(replica_id, is_paused=False)
-        self._dispatch(model)
-
-    def _dispatch_all(self) -> None:
-        """A place is free, and a tenant may start one more, whatever the model."""
-        for model in self.models.values():
-            if model.queue.num_waiting:
-                self._dispatch(model)
-
-    def _dispatch(self, model: ServedModel) -> None:
-        now_us = self.clock.monotonic_us()
-        for entry in self.controller.dispatch(model.model_id, now_us):
-            assert entry.replica_id is not None
-            operation = self._open[entry.request_id]
-            operation.grant(model.replicas[entry.replica_id], now_us)
-            self._watch.granted(operation)

@@ -17,6 +17,7 @@ from headrace import bounds
 from headrace.caching.slots import Mode
 from headrace.clock import Clock
 from headrace.config.limits import NO_CHANGES, NO_LEVELS, UNLIMITED, LevelChanges, Limits
+from headrace.config.scheduling import EVEN, Sharing, SharingValues
 from headrace.core import checks
 from headrace.core.failure import ControlFailure
 from headrace.core.keyring import Keyring
@@ -111,6 +112,10 @@ class Directory:
         """What the prefix cache may keep of an authorized caller's tenant, and the name it shares prefixes under."""
         return self._caches[tenant]
 
+    def sharing_of(self, tenant: str) -> Sharing:
+        """An authorized caller's tenant's part in sharing the models with others."""
+        return self._tenants[tenant].sharing
+
     def department_of(self, jti: str) -> str | None:
         """The department a key belongs to; None also for a key that is not on record any more."""
         key = self._keys.get(jti)
@@ -125,6 +130,7 @@ class Directory:
         *,
         cache: str = "full",
         shared_prefix: str | None = None,
+        sharing: SharingValues = {},  # noqa: B006 - only read
         limits: Limits = UNLIMITED,
         levels: LevelChanges = NO_CHANGES,
         actor: str,
@@ -147,6 +153,7 @@ class Directory:
             version=1,
             cache=mode,
             shared_prefix=shared_prefix,
+            sharing=checks.merged_sharing(EVEN, sharing),
             limits=limits,
             levels=new_levels,
         )
@@ -160,6 +167,7 @@ class Directory:
         status: str | msgspec.UnsetType = msgspec.UNSET,
         cache: str | msgspec.UnsetType = msgspec.UNSET,
         shared_prefix: str | msgspec.UnsetType | None = msgspec.UNSET,
+        sharing: SharingValues = {},  # noqa: B006 - only read
         limits: Mapping[str, float | None] | msgspec.UnsetType = msgspec.UNSET,
         levels: LevelChanges = NO_CHANGES,
         actor: str,
@@ -172,7 +180,13 @@ class Directory:
         new_levels, entries = changed(old.levels, levels)
         check_gone_departments(tenant_id, entries, self._keys.values(), self._clock.wall_us())
         new = with_changes(
-            old, name=name, status=status, cache=cache, shared_prefix=shared_prefix, limits=limits
+            old,
+            name=name,
+            status=status,
+            cache=cache,
+            shared_prefix=shared_prefix,
+            sharing=sharing,
+            limits=limits,
         )
         new = msgspec.structs.replace(new, levels=new_levels)
         if new == old:

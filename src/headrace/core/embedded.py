@@ -73,6 +73,7 @@ class EmbeddedAnswer:
         )
         self._record: AttemptRecord | None = None
         self.tokens_told = 0
+        self.tokens_generated = 0
         self.exact_total: int | None = None
 
     is_recorded = True
@@ -96,6 +97,7 @@ class EmbeddedAnswer:
         while self._record is None:
             for event in await self._next():
                 if isinstance(event, Piece):
+                    self.tokens_generated = event.completion_tokens
                     texts.append(event.text)
                 else:
                     self._check(event)
@@ -117,6 +119,7 @@ class EmbeddedAnswer:
                 yield b""
             for event in events:
                 if isinstance(event, Piece):
+                    self.tokens_generated = event.completion_tokens
                     if event.text:
                         self.tokens_told = event.completion_tokens
                         yield chunks.text(event.text)

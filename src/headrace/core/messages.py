@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from headrace.config.limits import NO_CHANGES, UNLIMITED, LevelChanges, Limits, LimitValues
+from headrace.config.scheduling import Isolation, SchedulingSettings, ServiceClass, SharingValues
 from headrace.ledger.records import OperationRecord
 from headrace.request.controls import Controls
 
@@ -28,6 +29,10 @@ class TenantView(msgspec.Struct, frozen=True, kw_only=True):
     """What the prefix cache keeps of its requests: `full`, `prefix_only` or `off`."""
     shared_prefix: str | None = None
     """Tenants of the same name share the prefixes that their requests mark."""
+    weight: float = 1.0
+    service_class: ServiceClass = "interactive"
+    priority_max: int = 0
+    isolation: Isolation = "weighted"
     limits: Limits = UNLIMITED
     departments: dict[str, Limits] = {}
     user_limits: Limits = UNLIMITED
@@ -85,6 +90,7 @@ class CreateTenant(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     name: str | None = None
     cache: str = "full"
     shared_prefix: str | None = None
+    sharing: SharingValues = {}
     limits: Limits = UNLIMITED
     levels: LevelChanges = NO_CHANGES
 
@@ -95,6 +101,7 @@ class UpdateTenant(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     status: str | msgspec.UnsetType = msgspec.UNSET
     cache: str | msgspec.UnsetType = msgspec.UNSET
     shared_prefix: str | msgspec.UnsetType | None = msgspec.UNSET
+    sharing: SharingValues = {}
     limits: LimitValues | msgspec.UnsetType = msgspec.UNSET
     levels: LevelChanges = NO_CHANGES
 
@@ -149,11 +156,15 @@ class ListModels(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pass
 
 
+ModelChanges = dict[str, bool | int | float | str | None]
+"""Of `Controls` and `SchedulingSettings`, by name."""
+
+
 class UpdateModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Change how a model's replicas work, until the server ends. What is None goes back to the settings."""
+    """Change how a model is served, until the server ends. What is None goes back to the settings."""
 
     id: str
-    changes: dict[str, int | float | None]
+    changes: ModelChanges
 
 
 class FlushLedger(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -210,7 +221,9 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waiting: int
     controls: Controls
-    """What was changed since the start."""
+    """What was changed of its workers since the start."""
+    scheduling: SchedulingSettings
+    """How its queue decides now."""
 
 
 class ModelsReply(msgspec.Struct, frozen=True, tag=True):

@@ -76,6 +76,12 @@ class CoreMetrics:
             ["model"],
             registry,
         )
+        self._preempted = CounterFamily(
+            "headrace_preempted",
+            "Requests that were stopped for another tenant's and wait to go on.",
+            ["model"],
+            registry,
+        )
         self._unauthenticated = CounterFamily(
             "headrace_unauthenticated",
             "Requests without a valid key, by reason.",
@@ -101,6 +107,9 @@ class CoreMetrics:
 
     def put_back(self, model: str) -> None:
         self._put_back.add((model,))
+
+    def preempted(self, model: str) -> None:
+        self._preempted.add((model,))
 
     def unauthenticated(self, reason: str) -> None:
         self._unauthenticated.add((reason,))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from headrace import bounds
 from headrace.admission.controller import Size
-from headrace.admission.entry import Entry
+from headrace.admission.entry import Entry, Phase
 from headrace.api import refusals
 from headrace.core.replica import Answer, Replica, ReplicaBusy, Task
 from headrace.errors import Refusal
@@ -173,6 +173,9 @@ class Operation:
     # --- called by the core ------------------------------------------------------------------------
 
     def grant(self, replica: Replica, now_us: int) -> None:
+        if self.answer is not None:  # it had been stopped for another, and goes on where it was
+            self.answer.resume()
+            return
         self.replica = replica
         self.granted_us = now_us
         if self._granted is not None and not self._granted.done():
@@ -192,6 +195,8 @@ class Operation:
             if not self._granted.done():
                 self._granted.set_exception(refusal)
                 self._granted.exception()  # taken note of: nobody may be waiting for it any more
+        elif self.entry.phase is Phase.DROPPED:  # stopped for another, and displaced since
+            self.interrupt(refusal)
 
     def interrupt(self, refusal: Refusal) -> None:
         """End whatever the request is doing with this refusal. Without effect once it is closing."""

@@ -4,7 +4,7 @@ Two kinds: our own worker processes (`core.embedded`) and foreign OpenAI-compati
 (`core.upstream`). Each answers a request with an `Answer`.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 import msgspec
@@ -88,6 +88,11 @@ class Answer(Protocol):
         ...
 
     @property
+    def tokens_generated(self) -> int:
+        """Tokens of the answer that are known to be there; 0 until the first, and where nobody says."""
+        ...
+
+    @property
     def is_recorded(self) -> bool:
         """Whether the replica keeps a record of the attempt until it is acknowledged."""
         ...
@@ -99,6 +104,24 @@ class Answer(Protocol):
 
     def abort(self) -> None:
         """Make the replica stop. Without effect on one that has ended."""
+        ...
+
+    @property
+    def can_preempt(self) -> bool:
+        """Whether `preempt` and `resume` work here."""
+        ...
+
+    def preempt(self, on_stopped: Callable[[int], None]) -> None:
+        """Let the replica stop computing it and give its place to another; everything told so far stays true.
+
+        `on_stopped` is called once, with the tokens generated so far, when the place is free. It is never called if
+        the attempt ends first, or its worker dies. Until then `preempt` and `resume` may not be called again. The
+        attempt is alive meanwhile: it may be aborted, and `heard_us` goes on.
+        """
+        ...
+
+    def resume(self) -> None:
+        """Go on, after `on_stopped`. The replica begins with it before all others that wait there."""
         ...
 
     async def counts(self) -> Counts:

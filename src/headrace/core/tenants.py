@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.config.scheduling import SharingValues
 from headrace.core import checks
 from headrace.core.levels import recorded
 from headrace.store.control import LevelEntry, Tenant
@@ -17,6 +18,7 @@ def with_changes(
     status: str | msgspec.UnsetType,
     cache: str | msgspec.UnsetType,
     shared_prefix: str | msgspec.UnsetType | None,
+    sharing: SharingValues,
     limits: Mapping[str, float | None] | msgspec.UnsetType,
 ) -> Tenant:
     """The tenant with what is given; what is not stays. Raises `ControlFailure` 400 for values that cannot be."""
@@ -31,6 +33,8 @@ def with_changes(
     if shared_prefix is not msgspec.UNSET:
         checks.check_shared_prefix(shared_prefix)
         changes["shared_prefix"] = shared_prefix
+    if sharing:
+        changes["sharing"] = checks.merged_sharing(old.sharing, sharing)
     if limits is not msgspec.UNSET:
         changes["limits"] = checks.merged_limits(old.limits, limits)
     return msgspec.structs.replace(old, **changes)
@@ -44,6 +48,7 @@ def recorded_tenant(tenant: Tenant, entries: list[LevelEntry]) -> dict[str, Any]
         "version": tenant.version,
         "cache": tenant.cache,
         "shared_prefix": tenant.shared_prefix,
+        **msgspec.structs.asdict(tenant.sharing),
         "limits": msgspec.to_builtins(tenant.limits),
         **recorded(tenant.levels, entries),
     }

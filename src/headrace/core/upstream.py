@@ -6,7 +6,7 @@ asked for, because the ledger needs it, and taken out again for clients that did
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import msgspec
@@ -116,6 +116,7 @@ class UpstreamAnswer:
 
     exact_total: int | None = None
     is_recorded = False
+    can_preempt = False
     heard_us: int | None = None
     """The HTTP client has time limits of its own."""
 
@@ -132,6 +133,12 @@ class UpstreamAnswer:
         self._is_done = False
         self._failure: Refusal | None = None
         """What a read brought besides good events; those are passed on first."""
+
+    def preempt(self, on_stopped: Callable[[int], None]) -> None:
+        raise NotImplementedError("a foreign server cannot be told to pause a request")
+
+    def resume(self) -> None:
+        raise NotImplementedError("a foreign server cannot be told to pause a request")
 
     async def begin(self) -> None:
         task = self._task
@@ -218,6 +225,8 @@ class UpstreamAnswer:
     def tokens_told(self) -> int:
         return self._num_chunks
 
+    tokens_generated = tokens_told
+
     def abort(self) -> None:
         if self._response is not None:
             self._response.close()
@@ -299,7 +308,7 @@ def upstream_body(
         content["model"] = model
     if content.get("max_new_tokens") is not None:
         content.setdefault("max_tokens", content["max_new_tokens"])
-    for name in ("max_new_tokens", "session_id", "conversation_id"):
+    for name in ("max_new_tokens", "session_id", "conversation_id", "latency_sla", "priority"):
         content.pop(name, None)
     for message in content.get("messages", ()):
         message.pop("cache_control", None)

@@ -1,5 +1,7 @@
 """Stored tenants and keys as the admin API shows them."""
 
+import msgspec
+
 from headrace.core.messages import KeyView, TenantView
 from headrace.store.control import Key, Tenant
 
@@ -15,6 +17,7 @@ def tenant_view(tenant: Tenant) -> TenantView:
         version=tenant.version,
         cache=tenant.cache,
         shared_prefix=tenant.shared_prefix,
+        **msgspec.structs.asdict(tenant.sharing),
         limits=tenant.limits,
         departments=tenant.levels.departments,
         user_limits=tenant.levels.user_limits,

@@ -78,8 +78,10 @@ class Watch:
         for operation in _due(self._running, now_us - self._request_us, is_granted=True):
             operation.interrupt(refusals.deadline_passed(self._request_s))
         self._ticks += 1
-        if self._ticks % LEASE_CHECK_TICKS == 0:
+        is_full_round = self._ticks % LEASE_CHECK_TICKS == 0
+        if is_full_round:
             self._check_leases(now_us)
+        self._core.note_progress(is_full_round=is_full_round)
         if any(True for _ in self._core.open_operations):
             self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 

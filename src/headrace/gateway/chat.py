@@ -75,6 +75,7 @@ class ChatCompletions:
                     reservation,
                     call.messages,
                     max_tokens=call.max_tokens,
+                    priority=call.priority,
                     is_exact=is_exact,
                     is_final=not tries_left,
                 )
@@ -173,6 +174,7 @@ class ChatCompletions:
             mode="stream" if call.is_stream else "complete",
             prompt_tokens_estimated=prompt_tokens,
             reserved_tokens=0,  # the core decides how much is held
+            priority=self._core.service_class(identity.tenant, call.latency_sla),
             queue_enter_ts=self._clock.wall_us(),
             trace_id=exchange.trace_id,
         )

@@ -113,6 +113,7 @@ def close(
         api_key_id=reservation.api_key_id,
         model=reservation.model,
         worker_id=worker_id,
+        priority=reservation.priority,
         mode=reservation.mode,
         prompt_tokens_estimated=reservation.prompt_tokens_estimated,
         prompt_tokens=counts.prompt_tokens,

@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from headrace.config.scheduling import ServiceClass
+
 Outcome = Literal[
     "completed",  # the model ended its answer: end of sequence, stop string or token limit
     "client_closed",  # the client went away
@@ -55,6 +57,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     mode: Literal["stream", "complete"]
     prompt_tokens_estimated: int
     reserved_tokens: int
+    priority: ServiceClass = "interactive"
     queue_enter_ts: int
     trace_id: str
 
@@ -76,7 +79,8 @@ class OperationRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     worker_id: str | None = None
     gpu_id: str | None = None
     adapter: str | None = None
-    priority: str = "interactive"
+    priority: ServiceClass = "interactive"
+    """The class it waited in."""
     mode: Literal["stream", "complete"] = "complete"
     prompt_tokens_estimated: int = 0
     prompt_tokens: int = 0

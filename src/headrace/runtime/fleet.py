@@ -52,9 +52,9 @@ class Fleet:
             if model.upstream is not None:
                 self._start_upstream(model)
                 continue
-            for number in range(model.workers):
+            for worker_id in model.worker_ids:
                 worker = Worker(
-                    worker_id=f"{model.id}-{number}",
+                    worker_id=worker_id,
                     model=model,
                     model_path=model_path(model, self._builtin_model),
                     settings=self._settings,

@@ -68,6 +68,12 @@ class FairQueue(QueueState[Ticket]):
         assert replica is not None
         self._grants.add_replica(replica)
 
+    def set_capacity(self, replica_id: str, capacity: int) -> None:
+        """From now on. What runs beyond a smaller one goes on to its end; nothing is granted there meanwhile."""
+        replica = self._replicas.get(replica_id)
+        if replica is not None:
+            self._replicas.set_capacity(replica, capacity)
+
     def pause(self, replica_id: str, *, is_paused: bool) -> None:
         """A replica said that it is full (or may be asked again): it is granted nothing meanwhile."""
         replica = self._replicas.get(replica_id)
@@ -106,9 +112,15 @@ class FairQueue(QueueState[Ticket]):
         for other in evicted:
             self.leave(other)
         self._order += 1
-        counter = self._counters.enter(tenant, demand.weight)
+        counter = self._counters.enter(demand.flow or tenant, demand.weight)
         job = Job(
-            ticket, counter=counter, tokens=tokens, demand=demand, order=self._order, entered_us=self._now_us
+            ticket,
+            tenant=tenant,
+            counter=counter,
+            tokens=tokens,
+            demand=demand,
+            order=self._order,
+            entered_us=self._now_us,
         )
         self._jobs[ticket] = job
         self._occupancy.add(ticket, tenant, tokens)
@@ -238,6 +250,8 @@ class FairQueue(QueueState[Ticket]):
         job.paid = max(job.paid, self._cost(job, output_tokens))
         self._take_back(job, replica_id, tokens)
         job.output_tokens = output_tokens
+        # Where it can go on differs from where its tenant's others can start.
+        job.demand = msgspec.structs.replace(job.demand, gate=None)
         self._room.add(job)
         favoured = self._jobs.get(in_favour_of)
         if favoured is not None and favoured.place is Place.LANE:

@@ -49,6 +49,7 @@ class Job(Generic[Ticket]):
         "place",
         "rank",
         "replica",
+        "tenant",
         "ticket",
         "tokens",
         "weight",
@@ -58,6 +59,7 @@ class Job(Generic[Ticket]):
         self,
         ticket: Ticket,
         *,
+        tenant: str,
         counter: TenantCounter,
         tokens: int,
         demand: Demand,
@@ -65,6 +67,7 @@ class Job(Generic[Ticket]):
         entered_us: int,
     ) -> None:
         self.ticket = ticket
+        self.tenant = tenant
         self.counter = counter
         self.tokens = tokens
         """Held: what it takes of a replica's memory at most."""
@@ -87,10 +90,6 @@ class Job(Generic[Ticket]):
         self.rank: Any = None
         self.replica: Replica | None = None
         """Where it was granted a place."""
-
-    @property
-    def tenant(self) -> str:
-        return self.counter.tenant
 
     @property
     def service_class(self) -> ServiceClass:

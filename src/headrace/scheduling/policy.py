@@ -1,13 +1,14 @@
 """What decides who is next: the policy of a queue, the price of tokens, and what a request asks for."""
 
 from collections.abc import Hashable
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
-PolicyName = Literal["fifo", "priority", "shortest-remaining", "fair"]
-POLICIES: Final[tuple[PolicyName, ...]] = ("fifo", "priority", "shortest-remaining", "fair")
-ServiceClass = Literal["interactive", "batch"]
+from headrace.config.scheduling import POLICIES as POLICIES
+from headrace.config.scheduling import PolicyName as PolicyName
+from headrace.config.scheduling import SchedulingSettings
+from headrace.config.scheduling import ServiceClass as ServiceClass
 
 SECOND_US: Final = 1_000_000
 
@@ -47,6 +48,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     service_class: ServiceClass = "interactive"
     priority: int = 0
     """Higher is sooner, among the tenant's own requests (`fair`) or among all (`priority`)."""
+    flow: str | None = None
+    """Tenants of one flow share one counter, first in, first out among them. None: the tenant's own."""
     gate: Hashable = None
     """Requests of one tenant with equal gates get the same answer to `may_start`: where one is told no, the
     others are not asked. None: its answer is its own."""
@@ -79,6 +82,27 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True):
     """A request that is expected to write more is not short."""
     idle_tenants_max: int = 10_000
     """Tenants without requests that are remembered for what they had beyond their share."""
+
+    @classmethod
+    def of(cls, settings: SchedulingSettings) -> "QueuePolicy":
+        """The policy that a model's settings ask for."""
+        return cls(
+            name=settings.scheduler_policy,
+            prices=TokenPrices(
+                input=settings.input_cost,
+                output=settings.output_cost,
+                cached_input=settings.cached_input_cost,
+            ),
+            batch_floor=settings.batch_floor,
+            aging_us=int(settings.batch_aging_s * SECOND_US),
+            priority_aging_us=int(settings.priority_aging_s * SECOND_US),
+            token_aging_us=int(settings.token_aging_ms * 1000),
+            quantum=settings.locality_quantum,
+            long_prompt_tokens=settings.long_prompt_tokens,
+            long_prompts_max=settings.long_prompts_max,
+            interactive_reserve=settings.interactive_reserve,
+            reserve_output_tokens_max=settings.reserve_output_tokens_max,
+        )
 
     def __post_init__(self) -> None:
         assert self.name in POLICIES

@@ -80,6 +80,19 @@ class QueueState(Generic[Ticket]):
         """(requests, tokens) of a tenant that wait."""
         return self._occupancy.of(tenant)
 
+    def has_place(self, ticket: Ticket) -> bool:
+        """Whether a replica has room for this waiting request now."""
+        job = self._jobs[ticket]
+        return self._placing.pick(ticket, job.tokens) is not None
+
+    def next_waiting(self, may_start: Callable[[Ticket], bool] | None = None) -> Ticket | None:
+        """Who would be granted the next place that comes free, if it were one for everybody."""
+        for job in self._room.front():
+            if may_start is None or may_start(job.ticket):
+                return job.ticket
+        job_or_none = self._room.first(is_open=lambda lane: True, may_start=may_start, is_warm=None)
+        return None if job_or_none is None else job_or_none.ticket
+
     # --- explaining ---------------------------------------------------------------------------------
 
     def position(self, ticket: Ticket) -> int:
@@ -94,7 +107,7 @@ class QueueState(Generic[Ticket]):
         waiting = [
             Waiting(
                 ticket=job.ticket,
-                tenant=job.tenant,
+                tenant=job.counter.tenant,
                 counter=job.counter.value,
                 charge=self._charge(job) / job.weight,
                 cost=self._charge(job),
@@ -117,7 +130,7 @@ class QueueState(Generic[Ticket]):
         return Explanation(
             position=position,
             tenant_share=tenant_share(
-                job.tenant, {one.tenant: one.weight for one in self._counters.waiting()}
+                job.counter.tenant, {one.tenant: one.weight for one in self._counters.waiting()}
             ),
             waited_us=self._now_us - job.entered_us,
             reason=self._reason(job, position, may_start),
@@ -134,7 +147,7 @@ class QueueState(Generic[Ticket]):
         running = [
             Running(
                 ticket=one.ticket,
-                tenant=one.tenant,
+                tenant=one.counter.tenant,
                 counter=one.counter.value,
                 granted_order=one.grant_order,
                 charge=one.charged / one.weight,
@@ -143,7 +156,7 @@ class QueueState(Generic[Ticket]):
         ]
         chosen = victim(
             running,
-            tenant=job.tenant,
+            tenant=job.counter.tenant,
             counter=job.counter.value,
             charge=self._charge(job) / job.weight,
             quantum=self._policy.quantum,

@@ -14,6 +14,10 @@ class Replica:
         self.kv_used = 0
         self.is_paused = False
 
+    @property
+    def num_free(self) -> int:
+        return 0 if self.is_paused else max(0, self.capacity - self.running)
+
     def has_room(self, tokens: int) -> bool:
         """A place, and memory for so many tokens. An empty replica takes what is too large for it as well:
         it is the replica that knows how to refuse it."""
@@ -40,11 +44,8 @@ class Replicas:
 
     @property
     def num_free(self) -> int:
-        """Places of replicas that are not paused."""
-        if len(self._ready) == 1:
-            for replica in self._ready.values():
-                return 0 if replica.is_paused else replica.capacity - replica.running
-        return sum(one.capacity - one.running for one in self._ready.values() if not one.is_paused)
+        """Places of replicas that are not paused. What runs beyond a capacity takes none of the others' places."""
+        return sum(one.num_free for one in self._ready.values())
 
     def all(self) -> Iterator[Replica]:
         yield from self._ready.values()
@@ -68,6 +69,12 @@ class Replicas:
         self.give_up(replica_id)
         self._ready[replica_id] = Replica(replica_id, capacity=capacity, kv_tokens=kv_tokens)
         self.capacity += capacity
+
+    def set_capacity(self, replica: Replica, capacity: int) -> None:
+        """From now on. More may run there until they end."""
+        assert capacity >= 1
+        self.capacity += capacity - replica.capacity
+        replica.capacity = capacity
 
     def take(self, replica: Replica, tokens: int) -> None:
         replica.running += 1

@@ -3,13 +3,13 @@
 import heapq
 import random
 from collections.abc import Iterator, Sequence
-from typing import Literal, cast
+from typing import Literal
 
 import msgspec
 
 from headrace.admission.controller import AdmissionController, Applicant
 from headrace.admission.entry import Entry
-from headrace.scheduling.dispatch import ModelQueue, QueueBounds, QueueFull
+from headrace.scheduling.dispatch import QueueBounds, QueueFull
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.policy import Demand, QueuePolicy
 from headrace.simulate import engine as engines
@@ -98,7 +98,7 @@ class Fleet:
         )
         for name in self._engines:
             queue.add(name, capacity=model.slots, kv_tokens=None if model.has_lookahead else model.kv_tokens)
-        self._controller.queues[MODEL] = cast("ModelQueue[Entry]", queue)
+        self._controller.add_model(MODEL, queue)
         return queue
 
     def run(self) -> Outcome:

@@ -17,6 +17,7 @@ import msgspec
 
 from headrace.caching.slots import Mode
 from headrace.config.limits import NO_LEVELS, UNLIMITED, InnerLevel, Limits, TenantLevels
+from headrace.config.scheduling import EVEN, Sharing
 from headrace.store.errors import StoreUnavailable
 from headrace.store.sqlite import open_database
 
@@ -82,6 +83,9 @@ _SCHEMA: Final = (
         CHECK (cache IN ('full', 'prefix_only', 'off'));
     ALTER TABLE tenants ADD COLUMN shared_prefix TEXT;
     """,
+    """
+    ALTER TABLE tenants ADD COLUMN sharing TEXT NOT NULL DEFAULT '{}';
+    """,
 )
 
 
@@ -98,6 +102,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     """What the KV prefix cache may keep of the tenant's requests."""
     shared_prefix: str | None = None
     """Tenants of the same name share the prefixes that their requests mark."""
+    sharing: Sharing = EVEN
     limits: Limits = UNLIMITED
     levels: TenantLevels = NO_LEVELS
 
@@ -162,8 +167,8 @@ class ControlStore:
             entries = levels.setdefault(tenant, {}).setdefault(_FIELD_OF_LEVEL[level], {})
             entries[name] = _limits_of(limits)
         rows = self._connection.execute(
-            "SELECT id, name, status, created_us, updated_us, version, cache, shared_prefix, limits, user_limits"
-            " FROM tenants ORDER BY id"
+            "SELECT id, name, status, created_us, updated_us, version, cache, shared_prefix, sharing, limits,"
+            " user_limits FROM tenants ORDER BY id"
         )
         return [
             Tenant(
@@ -175,6 +180,7 @@ class ControlStore:
                 version=version,
                 cache=cache,
                 shared_prefix=shared_prefix,
+                sharing=_sharing_of(sharing),
                 limits=_limits_of(limits),
                 levels=TenantLevels(user_limits=_limits_of(user_limits), **levels.get(tenant, {})),
             )
@@ -187,6 +193,7 @@ class ControlStore:
                 version,
                 cache,
                 shared_prefix,
+                sharing,
                 limits,
                 user_limits,
             ) in rows
@@ -239,12 +246,13 @@ class ControlStore:
         with self._transaction(change) as connection:
             connection.execute(
                 "INSERT INTO tenants (id, name, status, created_us, updated_us, version, cache, shared_prefix,"
-                " limits, user_limits) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET name=excluded.name,"
+                " sharing, limits, user_limits) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET name=excluded.name,"
                 " status=excluded.status, updated_us=excluded.updated_us, version=excluded.version,"
                 " cache=excluded.cache, shared_prefix=excluded.shared_prefix,"
-                " limits=excluded.limits, user_limits=excluded.user_limits",
+                " sharing=excluded.sharing, limits=excluded.limits, user_limits=excluded.user_limits",
                 (
-                    *msgspec.structs.astuple(tenant)[:-2],
+                    *msgspec.structs.astuple(tenant)[:-3],
+                    _json(tenant.sharing),
                     _json(tenant.limits),
                     _json(tenant.levels.user_limits),
                 ),
@@ -325,6 +333,10 @@ _FIELD_OF_LEVEL: Final = {"department": "departments", "user": "users", "tenant_
 
 def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
+
+
+def _sharing_of(text: str) -> Sharing:
+    return msgspec.json.decode(text, type=Sharing)
 
 
 def _limits_of(text: str) -> Limits:

@@ -1,0 +1,54 @@
+"""What a request asks of its queue: the tenant's part in it, what the client wishes, and what is expected."""
+
+from headrace.admission.controller import Took
+from headrace.config.scheduling import Sharing
+from headrace.core.served_model import ServedModel
+from headrace.ledger.records import OperationRecord, Reservation
+from headrace.limits.book import Account
+from headrace.scheduling.policy import Demand
+
+SHARED_FLOW = "@shared"
+"""The one queue of all tenants that share one. No tenant can be called so."""
+
+
+def demand_of(
+    model: ServedModel,
+    reservation: Reservation,
+    sharing: Sharing,
+    accounts: tuple[Account, ...],
+    *,
+    maximum: int,
+    priority: int,
+    is_exact: bool,
+) -> Demand:
+    """`maximum`: most tokens of the answer; `priority`: what the client asked for."""
+    prompt_tokens = reservation.prompt_tokens_estimated
+    if not is_exact:
+        prompt_tokens = model.expectations.prompt_tokens(prompt_tokens)
+    return Demand(
+        prompt_tokens=prompt_tokens,
+        expected_output_tokens=model.expectations.output_tokens(reservation.tenant_id, maximum),
+        weight=1.0 if sharing.isolation == "shared" else sharing.weight,
+        service_class=reservation.priority,
+        priority=min(priority, sharing.priority_max),
+        # Requests of one caller may start or may not, all alike.
+        gate=(accounts, reservation.mode),
+        flow=SHARED_FLOW if sharing.isolation == "shared" else None,
+    )
+
+
+def took(record: OperationRecord) -> Took:
+    """What an operation took of its replica, by its final record."""
+    return Took(
+        prompt_tokens=record.prompt_tokens,
+        cached_tokens=record.prompt_tokens_cached,
+        output_tokens=record.completion_tokens,
+    )
+
+
+def learn(model: ServedModel, reservation: Reservation, record: OperationRecord) -> None:
+    """Expect more of the same."""
+    if record.outcome == "completed":
+        if reservation.prompt_tokens_estimated > record.prompt_tokens:  # else it had been counted
+            model.expectations.counted(reservation.prompt_tokens_estimated, record.prompt_tokens)
+        model.expectations.answered(reservation.tenant_id, record.completion_tokens)
