@@ -19,6 +19,7 @@ NAMES = (
     "engine",
     "prefix",
     "overload",
+    "static_batch",
 )
 
 

@@ -104,6 +104,10 @@ CHUNK_GRAIN: Final = 32
 """Tokens. Prompts are read in by multiples of this, because matrix kernels work in rows of 32, and no
 smaller piece of a prompt is computed by itself if it can be avoided: a call has a cost of its own."""
 
+BATCH_COST_ALPHA_MIN: Final = 0.3
+BATCH_COST_ALPHA_MAX: Final = 1.0
+"""How much of a longest answer counts when a static batch is collected."""
+
 # --- sessions -----------------------------------------------------------------------------------
 SESSIONS_MAX: Final = 100_000
 """Sessions known at once, of all tenants; the one that was idle longest makes room."""

@@ -77,6 +77,22 @@ def test_the_first_step_waits_for_company(served: Platform) -> None:
     assert served.metric("headrace_worker_batch_size_max", url=url) == 4
 
 
+def test_the_window_of_a_static_batch(tmp_path_factory: pytest.TempPathFactory) -> None:
+    engine = {"max_batch_size": 4, "batching": "static", "batch_wait_ms": 60_000, "stub": STUB}
+    with platform(tmp_path_factory.mktemp("static"), models=[{"id": "a/b", "engine": engine}]) as static:
+        url = static.workers()[0]["metrics_url"]
+        chats = [static.open_chat(f"collected {at}", max_tokens=3) for at in range(2)]
+        until(lambda: static.metric("headrace_worker_waiting", url=url) == 2, what="both are collected")
+        gone = static.open_chat("gives up", max_tokens=3)
+        until(lambda: static.metric("headrace_worker_waiting", url=url) == 3)
+        gone.close()
+        until(lambda: static.metric("headrace_worker_waiting", url=url) == 2, what="one has given up")
+        change(static, batch_wait_ms=0)
+        assert all(chat.reply().status == 200 for chat in chats)
+        assert static.metric("headrace_worker_batch_size_max", url=url) == 2
+        assert static.metric("headrace_worker_batches_flushed_total", url=url, reason="window") == 1
+
+
 @pytest.mark.parametrize(
     ("controls", "code"),
     [

@@ -32,10 +32,14 @@ class ObservedEngine(StubEngine):
         for attempt in self._attempts.values():
             attempt.is_unsure = True
 
-    def open(self, slot: int, sampling: Sampling, *, held: int = 0) -> None:
-        super().open(slot, sampling, held=held)
+    def open(self, slot: int, sampling: Sampling, *, held: int = 0, drawn: int = 0) -> None:
+        super().open(slot, sampling, held=held, drawn=drawn)
         self._attempts[slot] = attempt = self._truth.attempt_of(sampling)
-        attempt.computed = held
+        if drawn != len(attempt.tokens):
+            self._truth.violated(
+                f"{attempt.attempt_id} goes on after {drawn} of {len(attempt.tokens)} tokens"
+            )
+        attempt.computed = max(attempt.computed, min(held, len(attempt.prompt)))
 
     def forward(self, spans: Any) -> Forward:
         if self.calls_left is not None:
@@ -50,8 +54,8 @@ class ObservedEngine(StubEngine):
             held = self._slots[span.slot].tokens
             if held != (attempt.prompt + attempt.tokens)[: len(held)]:
                 self._truth.violated(f"{attempt.attempt_id} is computed on tokens that are not its own")
-            if not attempt.tokens:
-                attempt.computed += len(span.tokens)
+            # What is computed again after a preemption counts once.
+            attempt.computed = max(attempt.computed, min(len(held), len(attempt.prompt)))
             if token >= 0:
                 attempt.tokens.append(token)
             self._truth.on_token(attempt)
@@ -95,6 +99,14 @@ class ObservedLoop(EngineLoop):
 
     def abort(self, attempt_id: str) -> None:
         super().abort(attempt_id)
+        self.on_work()
+
+    def resume(self, attempt_id: str) -> None:
+        super().resume(attempt_id)
+        self.on_work()
+
+    def drain(self) -> None:
+        super().drain()
         self.on_work()
 
     def stop(self) -> None:

@@ -87,7 +87,8 @@ class Scenario:
 def make_scenario(seed: int) -> Scenario:
     """Everything about a world that its seed decides beforehand."""
     rng = random.Random(f"scenario {seed}")
-    models = [_model(rng, f"m{number}") for number in range(rng.choice((1, 1, 2)))]
+    batching = random.Random(f"batching {seed}")
+    models = [_model(rng, batching, f"m{number}") for number in range(rng.choice((1, 1, 2)))]
     settings = Settings(
         models=models,
         limits=Limits(concurrency=rng.choice((3, 5)), tpm=rng.choice((None, 3000)))
@@ -136,7 +137,7 @@ def make_scenario(seed: int) -> Scenario:
     return scenario
 
 
-def _model(rng: random.Random, model_id: str) -> ModelSettings:
+def _model(rng: random.Random, batching: random.Random, model_id: str) -> ModelSettings:
     return ModelSettings(
         id=model_id,
         workers=rng.choice((1, 1, 2)),
@@ -145,6 +146,9 @@ def _model(rng: random.Random, model_id: str) -> ModelSettings:
             max_batch_size=rng.choice((1, 2, 4)),
             max_context_tokens=rng.choice((128, 512)),
             max_batch_tokens=rng.choice((64, 128)),
+            batching=batching.choice(("continuous", "continuous", "continuous", "static")),
+            batch_wait_ms=batching.choice((0.0, 0.0, 5.0, 200.0)),
+            batch_cost_alpha=batching.choice((0.3, 1.0)),
             stub=StubTiming(
                 prefill_us_per_token=rng.choice((50, 1000)),
                 decode_us_per_step=rng.choice((5_000, 40_000, 150_000)),

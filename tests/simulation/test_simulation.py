@@ -64,6 +64,7 @@ def test_a_world_is_full_of_life() -> None:
         "dropped",
         "doubled",
         "muted",
+        "preempted",
         "settled late",
     ):
         assert seen.get(event, 0) >= 3, (event, seen)

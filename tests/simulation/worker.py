@@ -5,7 +5,9 @@ the step said leaves when that time has passed.
 """
 
 import asyncio
+import contextlib
 import os
+import random
 import signal
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +20,7 @@ from headrace.engine.stub import StubVocabulary
 from headrace.errors import EngineFault
 from headrace.runtime.child import Child
 from headrace.scheduling.steps import StepLimits
+from headrace.worker.gate import gate_for
 from headrace.worker.loop import LoopNews
 from headrace.worker.process import ENGINE_STOP_SECONDS_MAX, Failed, Ready, WorkerOrders
 from headrace.worker.prompt import PromptBuilder
@@ -25,6 +28,9 @@ from headrace.worker.server import WorkerServer
 from headrace.worker.stats import StepStats
 from tests.simulation.observed import Died, DyingProgressFile, ObservedEngine, ObservedLoop
 from tests.simulation.virtual_loop import Process, VirtualClock
+
+PREEMPTIONS_PER_STEP = 0.03
+"""How often a worker is told to put one of its attempts aside for a while."""
 
 
 class SimulatedWorker:
@@ -149,6 +155,7 @@ class SimulatedWorker:
             progress=progress,
             on_news=self._on_news,
             stats=stats,
+            gate=gate_for(orders.engine, stats),
         )
         loop.truth = self._world.truth
         loop.here = {}
@@ -186,9 +193,16 @@ class SimulatedWorker:
 
     async def _engine_thread(self, loop: ObservedLoop, stats: StepStats) -> int:
         clock = self._clock
+        # Of its own, so that the world's misfortunes stay what they are.
+        rng = random.Random(self.name)
         try:
             while not loop._is_stopping:
                 began_us = clock.monotonic_us()
+                if loop.here and rng.random() < PREEMPTIONS_PER_STEP:
+                    attempt_id = rng.choice(list(loop.here))
+                    self._world.note("preempted", self.name, attempt_id)
+                    loop.preempt(attempt_id)
+                    self._world.loop.call_later(rng.uniform(0, 0.3), loop.resume, attempt_id)
                 loop.step()
                 spent_us, clock.offset_us = clock.offset_us, 0
                 if spent_us:
@@ -196,9 +210,11 @@ class SimulatedWorker:
                     stats.step_began(began_us)  # for the heartbeat: it is still under way
                     await asyncio.sleep(spent_us / 1e6)
                     stats.step_began(0)
-                if not (loop.num_running or loop.num_waiting or loop._is_stopping):
+                idle_s = loop.idle_s()
+                if idle_s != 0:
                     self._is_work_waiting.clear()
-                    await self._is_work_waiting.wait()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._is_work_waiting.wait(), idle_s)
                 elif not spent_us:
                     await asyncio.sleep(0)
             loop.run()  # it is stopping: ends what is still here

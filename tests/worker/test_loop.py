@@ -2,18 +2,21 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from headrace.caching.slots import KEPT_IN_FULL, CacheOrder
 from headrace.config.settings import EngineSettings, StubTiming
 from headrace.engine.protocol import Forward, Span
 from headrace.engine.stub import StubEngine
 from headrace.errors import EngineFault
 from headrace.request.sampling import Sampling
 from headrace.scheduling.steps import StepLimits
+from headrace.worker.gate import gate_for
 from headrace.worker.loop import FAULTS_MAX, EngineLoop, LoopNews
 from headrace.worker.messages import AttemptRecord
 from headrace.worker.progress import ProgressFile, read_records
@@ -48,13 +51,22 @@ class RecordingEngine(StubEngine):
 class Bench:
     """A loop with everything around it."""
 
-    def __init__(self, directory: Path, *, sequences: int = 4, batch_tokens: int = 64, **timing: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        sequences: int = 4,
+        batch_tokens: int = 64,
+        engine: dict[str, Any] | None = None,
+        **timing: int,
+    ) -> None:
         self.clock = FakeClock()
         engine_settings = EngineSettings(
             max_batch_size=sequences,
             max_batch_tokens=batch_tokens,
             max_context_tokens=256,
             stub=StubTiming(**timing),
+            **(engine or {}),
         )
         self.engine = RecordingEngine(engine_settings, sleep=self.clock.sleep)
         self.engine.calls = []
@@ -64,13 +76,16 @@ class Bench:
         self.texts: dict[str, str] = {}
         self.records: dict[str, AttemptRecord] = {}
         self.on_news: Callable[[LoopNews], None] = self.take
+        self.registry = CollectorRegistry()
+        stats = StepStats(self.registry, kv_bytes_per_token=1024)
         self.loop = EngineLoop(
             self.engine,
             limits=StepLimits(batch_tokens_max=batch_tokens, target_step_ms=1e4, idle_step_ms=1e4),
             clock=self.clock,
             progress=self.progress,
             on_news=lambda news: self.on_news(news),
-            stats=StepStats(CollectorRegistry(), kv_bytes_per_token=1024),
+            stats=stats,
+            gate=gate_for(engine_settings, stats),
         )
 
     def take(self, news: LoopNews) -> None:
@@ -82,7 +97,14 @@ class Bench:
             self.records[record.attempt_id] = record
 
     def submit(
-        self, attempt_id: str, *, prompt: int = 5, max_tokens: int = 8, stop: list[str] | None = None
+        self,
+        attempt_id: str,
+        *,
+        prompt: int = 5,
+        max_tokens: int = 8,
+        stop: list[str] | None = None,
+        batch_wait_ms: float | None = None,
+        order: CacheOrder = KEPT_IN_FULL,
     ) -> None:
         self.loop.submit(
             Sequence(
@@ -94,6 +116,8 @@ class Bench:
                 sampling=Sampling(seed=sum(attempt_id.encode())),
                 stop=stop or [],
                 arrived_us=self.clock.monotonic_us(),
+                batch_wait_ms=batch_wait_ms,
+                order=order,
             )
         )
 

@@ -158,6 +158,23 @@ async def test_a_draining_worker_finishes_and_takes_nothing_new(worker: Child, t
     assert await worker.wait() == 0
 
 
+async def test_a_draining_worker_waits_for_no_company(tmp_path: Path) -> None:
+    settings = orders(tmp_path, batching="static", batch_wait_ms=60_000.0)
+    child = await Child.start("worker", msgspec.json.encode(settings))
+    assert isinstance(msgspec.json.decode(await child.answer(), type=Ready | Failed), Ready)
+    link, _ = await WorkerLink.connect(tmp_path / "s", SystemClock())
+    collected = link.submit(submission("collected"))
+    assert isinstance((await collected.take())[0], Accepted)
+    urgent = link.submit(msgspec.structs.replace(submission("urgent"), batch_wait_ms=0.0))
+    assert (await events_of(urgent))[-1].completion_tokens == 5, "its own window flushes the batch"
+    assert (await events_of(collected))[-1].completion_tokens == 5
+    late = link.submit(submission("late"))
+    assert isinstance((await late.take())[0], Accepted)
+    child.terminate()
+    assert (await events_of(late))[-1].completion_tokens == 5
+    assert await child.wait() == 0
+
+
 async def test_what_cannot_start_says_so_and_that_it_is_final(tmp_path: Path) -> None:
     broken = msgspec.structs.replace(orders(tmp_path, stub=None), model_path=str(tmp_path / "missing.gguf"))
     child = await Child.start("worker", msgspec.json.encode(broken))
@@ -166,3 +183,98 @@ async def test_what_cannot_start_says_so_and_that_it_is_final(tmp_path: Path) ->
     assert failed.is_final
     assert "missing.gguf" in failed.message
     assert await child.wait() == 2
+
+
+async def preempted(link: WorkerLink, attempt: Attempt) -> int:
+    """Preempt it; the tokens it had when it stopped."""
+    stopped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    attempt.when_preempted(stopped.set_result)
+    link.preempt(attempt)
+    return await stopped
+
+
+async def test_a_preempted_attempt_stays_alive_and_goes_on_where_it_stopped(
+    worker: Child, tmp_path: Path
+) -> None:
+    link, _ = await WorkerLink.connect(tmp_path / "s", SystemClock())
+    whole = await events_of(link.submit(submission("reference", max_tokens=60)))
+    attempt = link.submit(submission("a", max_tokens=60))
+    told: list[Any] = []
+    while not any(isinstance(event, Piece) for event in told):
+        told += await attempt.take()
+    tokens = await preempted(link, attempt)
+    told += await attempt.take(0)
+    assert told[-1].completion_tokens == tokens < 60
+    heard_us = attempt.heard_us
+    async with asyncio.timeout(5):
+        while link.status is None or link.status.suspended != 1 or attempt.heard_us == heard_us:
+            await asyncio.sleep(0.02)
+    assert link.status.attempts == ["a"], "its lease is renewed"
+    assert await attempt.take(0) == [], "and nothing is computed"
+    link.drain()
+    link.resume(attempt)
+    told += await events_of(attempt)
+    record = told.pop()
+    assert "".join(one.text for one in told if isinstance(one, Piece)) == "".join(
+        one.text for one in whole if isinstance(one, Piece)
+    )
+    assert [one.completion_tokens for one in told if isinstance(one, Piece)] == list(range(1, 61))
+    assert (record.completion_tokens, record.preemptions) == (60, 1)
+    async with asyncio.timeout(5):
+        assert await worker.wait() == 0, "the drain waited for it"
+    link.close()
+
+
+async def test_one_that_is_told_before_its_prompt_is_ready(worker: Child, tmp_path: Path) -> None:
+    link, _ = await WorkerLink.connect(tmp_path / "s", SystemClock())
+    attempt = link.submit(submission("a"))
+    assert await preempted(link, attempt) == 0
+    link.resume(attempt)
+    *_, record = await events_of(attempt)
+    assert (record.completion_tokens, record.finish_reason) == (5, "length")
+    other = link.submit(submission("b"))
+    calls: list[int] = []
+    other.when_preempted(calls.append)
+    link.preempt(other)
+    link.abort(other)
+    *_, record = await events_of(other)
+    assert (calls, record.completion_tokens, record.finish_reason) == ([0], 0, "aborted")
+    link.close()
+
+
+async def test_nobody_is_told_of_a_preemption_that_came_too_late(worker: Child, tmp_path: Path) -> None:
+    link, _ = await WorkerLink.connect(tmp_path / "s", SystemClock())
+    calls: list[int] = []
+    ended = link.submit(submission("ended", max_tokens=1))
+    ended.when_preempted(calls.append)
+    await ended.record
+    link.preempt(ended)
+    lost = link.submit(submission("lost", max_tokens=None))
+    while not any(isinstance(event, Piece) for event in await lost.take()):
+        pass
+    tokens = await preempted(link, lost)
+    link.resume(lost)
+    lost.when_preempted(calls.append)
+    worker.kill()
+    await worker.wait()
+    assert (await events_of(lost))[-1] is LOST
+    assert calls == []
+    (record,) = [one for one in read_records(tmp_path / "p") if one.attempt_id == "lost"]
+    assert (record.source, record.finish_reason) == ("progress_file", "error")
+    assert record.completion_tokens >= tokens
+
+
+async def test_a_gateway_that_vanishes_takes_a_preempted_attempt_with_it(
+    worker: Child, tmp_path: Path
+) -> None:
+    link, _ = await WorkerLink.connect(tmp_path / "s", SystemClock())
+    attempt = link.submit(submission("a", max_tokens=None))
+    while not any(isinstance(event, Piece) for event in await attempt.take()):
+        pass
+    tokens = await preempted(link, attempt)
+    link.close()
+    async with asyncio.timeout(5):
+        while not read_records(tmp_path / "p") or read_records(tmp_path / "p")[0].finish_reason == "error":
+            await asyncio.sleep(0.02)
+    (record,) = read_records(tmp_path / "p")
+    assert (record.finish_reason, record.completion_tokens, record.preemptions) == ("aborted", tokens, 1)

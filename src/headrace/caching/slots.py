@@ -53,6 +53,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     cacheable: int
     """So many of the first tokens are marked as a cacheable prefix; 0 if nothing is marked."""
     order: CacheOrder
+    is_answered: bool = False
+    """What follows the last token is known: all of it may be taken over."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -286,8 +288,9 @@ class SlotBook:
         return best, promised
 
     def _usable(self, length: int, wanted: Wanted) -> int:
-        """How much of a prompt may be taken over: at least one token has to be computed for an answer."""
-        return min(length, len(wanted.prompt) - 1) // self._grain * self._grain
+        """How much of a prompt may be taken over: an answer follows from a token that is computed."""
+        most = len(wanted.prompt) - (not wanted.is_answered)
+        return min(length, most) // self._grain * self._grain
 
     def _is_taken_in_place(self, holding: Holding, ready: int, *, tenant: str, is_session: bool) -> bool:
         if holding.slot < 0 or holding.is_running:

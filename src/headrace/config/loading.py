@@ -131,6 +131,11 @@ def _check(settings: Settings) -> None:
             _check_reproducible(engine, where)
         if engine.target_step_ms > engine.idle_step_ms:
             raise ConfigError(f"{where}: engine.target_step_ms may not exceed engine.idle_step_ms")
+        if model.scheduling.preemption and not model.can_preempt:
+            raise ConfigError(
+                f"{where}: scheduling.preemption needs an engine of ours with engine.batching: continuous; an upstream "
+                "cannot be told to stop a request and go on with it, and a static batch runs to its end"
+            )
         if sum(model.dedicated_workers.values()) >= model.workers and model.dedicated_workers:
             raise ConfigError(
                 f"{where}: dedicated_workers must leave at least one of its {model.workers} workers to everybody else"

@@ -62,8 +62,19 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     idle_step_ms: Annotated[
         float, msgspec.Meta(gt=0, le=60_000, description="how long a step may take while nothing is decoding")
     ] = 500.0
+    batching: Literal["continuous", "static"] = "continuous"
+    """`continuous`: requests join and leave between steps. `static`: they are collected into a batch that runs to its end
+    before the next one begins, for engines that can do no better."""
     batch_wait_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] = 0.0
-    """After idle time, how long the first step waits for more requests to join it."""
+    """How long a request waits for others to start with it: after idle time, or until its static batch is flushed.
+    Interactive use: 2 to 10."""
+    offline_batch_wait_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] = 50.0
+    """The same for requests that ask for throughput. Offline use: 20 to 100."""
+    batch_cost_alpha: Annotated[
+        float, msgspec.Meta(ge=bounds.BATCH_COST_ALPHA_MIN, le=bounds.BATCH_COST_ALPHA_MAX)
+    ] = 0.5
+    """A static batch holds requests as long as their prompts and this share of their longest answers, in tokens, stay
+    within `max_batch_tokens`."""
     threads: Annotated[int, msgspec.Meta(ge=1, le=512)] | None = None
     """Compute threads; left out, one less than the processor has cores."""
     kv_layout: Literal["per_sequence", "unified"] = "per_sequence"
@@ -135,6 +146,13 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def worker_ids(self) -> list[str]:
         """The names of its workers, which stay the same over restarts."""
         return [f"{self.id}-{number}" for number in range(self.workers)]
+
+    @property
+    def can_preempt(self) -> bool:
+        """Whether a running request can be stopped for another and gone on with. An upstream cannot be told to, and a
+        static batch runs to its end.
+        """
+        return self.upstream is None and self.engine.batching == "continuous"
 
     @property
     def sampling_defaults(self) -> SamplingDefaults:

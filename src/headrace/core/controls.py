@@ -44,6 +44,13 @@ class ModelControls:
                 )
         controls = _merged(model.controls, AS_CONFIGURED, changes)
         scheduling = _merged(model.scheduling, model.configured_scheduling, changes)
+        if scheduling.preemption and not model.can_preempt:
+            raise ControlFailure(
+                400,
+                "invalid_value",
+                f"preemption: {model_id} cannot stop a running request for another: it has an upstream or static batches",
+                "preemption",
+            )
         record = {"controls": msgspec.to_builtins(controls), "scheduling": msgspec.to_builtins(scheduling)}
         self._directory.note("model.updated", model_id, record, actor=actor)
         if controls != model.controls:

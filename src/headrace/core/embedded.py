@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from headrace.api import refusals
 from headrace.api.completion import DONE, ChunkEncoder, Usage, completion
@@ -24,6 +24,7 @@ class EmbeddedReplica:
         self.worker_id = worker_id
         self.link = link
         self.engine = hello.engine
+        self.can_preempt = hello.can_preempt
 
     @property
     def context_tokens(self) -> int | None:
@@ -77,6 +78,10 @@ class EmbeddedAnswer:
         self.exact_total: int | None = None
 
     is_recorded = True
+
+    @property
+    def can_preempt(self) -> bool:
+        return self._replica.can_preempt
 
     @property
     def heard_us(self) -> int | None:
@@ -136,6 +141,15 @@ class EmbeddedAnswer:
 
     def abort(self) -> None:
         self._replica.link.abort(self._attempt)
+
+    def preempt(self, on_stopped: Callable[[int], None]) -> None:
+        if self._attempt.is_over:
+            return
+        self._attempt.when_preempted(on_stopped)
+        self._replica.link.preempt(self._attempt)
+
+    def resume(self) -> None:
+        self._replica.link.resume(self._attempt)
 
     async def counts(self) -> Counts:
         record = self._attempt.record

@@ -19,6 +19,7 @@ class ServedModel:
         self.sampling = settings.sampling_defaults
         self.created_s = created_s
         self.cache_ttl_s = settings.engine.cache_ttl_s
+        self.can_preempt = settings.can_preempt
         self.configured_scheduling: SchedulingSettings = settings.scheduling
         self.scheduling: SchedulingSettings = settings.scheduling
         self.queue: FairQueue[Entry] = FairQueue(

@@ -115,10 +115,10 @@ class Engine(Protocol):
     @property
     def vocabulary(self) -> Vocabulary: ...
 
-    def open(self, slot: int, sampling: Sampling, *, held: int = 0) -> None:
-        """Prepare a slot for a new sequence that begins with the first `held` tokens the slot still holds.
+    def open(self, slot: int, sampling: Sampling, *, held: int = 0, drawn: int = 0) -> None:
+        """Prepare a slot for a sequence that begins with the first `held` tokens the slot still holds.
 
-        What it holds beyond them is dropped.
+        What it holds beyond them is dropped. `drawn`: tokens of its answer that were drawn before it was preempted.
         """
         ...
 

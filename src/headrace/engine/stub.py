@@ -96,13 +96,13 @@ class StubEngine:
             state_key="stub",
         )
 
-    def open(self, slot: int, sampling: Sampling, *, held: int = 0) -> None:
+    def open(self, slot: int, sampling: Sampling, *, held: int = 0, drawn: int = 0) -> None:
         one = self._slots[slot]
         assert one.seed < 0, "the slot is open already"
         assert held <= len(one.tokens), "the slot does not hold so many tokens"
         one.cut(held)
         one.seed = zlib.crc32(f"{self._timing.seed}:{sampling.seed}".encode())
-        one.generated = 0
+        one.generated = drawn
 
     def forward(self, spans: Sequence[Span]) -> Forward:
         assert spans and sum(len(span.tokens) for span in spans) <= self.info.batch_tokens

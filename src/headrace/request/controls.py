@@ -22,7 +22,7 @@ class Controls(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     idle_step_ms: Milliseconds | None = None
     """The same while nothing is decoding."""
     batch_wait_ms: Wait | None = None
-    """After idle time, how long the first step waits for more requests to join it."""
+    """How long a request waits for others to start with it, after idle time or in a static batch."""
     max_concurrent_requests: BatchSize | None = None
     """Requests in the model's replica at once, be it a worker or a foreign server; the rest waits in the queue."""
 

@@ -6,7 +6,7 @@ exactly one record.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, cast
 
@@ -32,7 +32,9 @@ from headrace.worker.messages import (
     Hello,
     News,
     Piece,
+    Preempt,
     Rejected,
+    Resume,
     Status,
     Submit,
     ToWorker,
@@ -54,7 +56,16 @@ AttemptEvent = Accepted | Rejected | Piece | AttemptRecord | Lost
 class Attempt:
     """One attempt as the gateway sees it. `take` for its events, `record` for its end."""
 
-    __slots__ = ("_clock", "_events", "_waiter", "attempt_id", "heard_us", "record")
+    __slots__ = (
+        "_clock",
+        "_events",
+        "_on_preempted",
+        "_waiter",
+        "attempt_id",
+        "heard_us",
+        "is_over",
+        "record",
+    )
 
     def __init__(self, attempt_id: str, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
         self._clock = clock
@@ -65,6 +76,20 @@ class Attempt:
         """How it ended: its record, or `Rejected`, or None if it died with its worker without a trace."""
         self._events: list[AttemptEvent] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._on_preempted: Callable[[int], None] | None = None
+        self.is_over = False
+        """Its last event is here."""
+
+    def when_preempted(self, call: Callable[[int], None]) -> None:
+        """Call this once, with the tokens generated so far, when the worker has preempted it; never if it ends first."""
+        assert self._on_preempted is None, "it is being preempted already"
+        self._on_preempted = call
+
+    def preempted(self, completion_tokens: int) -> None:
+        call, self._on_preempted = self._on_preempted, None
+        self.heard_us = self._clock.monotonic_us()
+        if call is not None:
+            call(completion_tokens)
 
     async def take(self, timeout_s: float | None = None) -> list[AttemptEvent]:
         """All events since the last call; empty if none came in time. The last one is `Rejected`, a
@@ -86,6 +111,8 @@ class Attempt:
         return events
 
     def push(self, event: AttemptEvent) -> None:
+        if isinstance(event, AttemptRecord | Rejected | Lost):
+            self._on_preempted, self.is_over = None, True
         self._events.append(event)
         self.heard_us = self._clock.monotonic_us()
         self._wake()
@@ -159,6 +186,16 @@ class WorkerLink(asyncio.Protocol):
         """Stop an attempt. Its record still comes; without effect if it has ended."""
         if not attempt.record.done() and not self.lost.is_set():
             self._send(Abort(attempt.attempt_id))
+
+    def preempt(self, attempt: Attempt) -> None:
+        """Take an attempt out of the engine; `Attempt.when_preempted` says when. Without effect if it has ended."""
+        if not attempt.record.done() and not self.lost.is_set():
+            self._send(Preempt(attempt.attempt_id))
+
+    def resume(self, attempt: Attempt) -> None:
+        """Go on with a preempted attempt. Without effect on any other."""
+        if not attempt.record.done() and not self.lost.is_set():
+            self._send(Resume(attempt.attempt_id))
 
     def acknowledge(self, attempt_ids: list[str]) -> None:
         if not self.lost.is_set():
@@ -244,6 +281,10 @@ class WorkerLink(asyncio.Protocol):
         for accepted in news.accepted:
             if accepted.attempt_id in attempts:
                 attempts[accepted.attempt_id].push(accepted)
+        for preempted in news.preempted:
+            attempt = attempts.get(preempted.attempt_id)
+            if attempt is not None:
+                attempt.preempted(preempted.completion_tokens)
         for piece in news.pieces:
             attempt = attempts.get(piece.attempt_id)
             if attempt is not None:

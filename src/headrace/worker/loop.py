@@ -18,11 +18,21 @@ from headrace.engine.protocol import Engine, Forward, Span
 from headrace.errors import EngineFault
 from headrace.request.controls import Controls
 from headrace.scheduling.steps import PrefillPace, StepLimits, share_out, share_out_chunks
-from headrace.worker.messages import AttemptRecord, EndSession, FinishReason, Piece
+from headrace.worker.gate import ContinuousGate, Gate
+from headrace.worker.messages import (
+    AttemptRecord,
+    Drain,
+    EndSession,
+    FinishReason,
+    Piece,
+    Preempt,
+    Preempted,
+    Resume,
+)
 from headrace.worker.progress import ProgressFile
 from headrace.worker.sequence import Sequence
 from headrace.worker.slots import EngineSlots
-from headrace.worker.stats import StepStats
+from headrace.worker.stats import PreemptionReason, StepStats
 
 FAULTS_MAX = 3
 """After so many faults in a row the engine is given up and the process ends."""
@@ -31,8 +41,10 @@ FAULTS_MAX = 3
 class LoopNews(msgspec.Struct, gc=False):
     """What one forward call, or one round of commands, brought about: (connection, item) pairs."""
 
-    pieces: list[tuple[int, Piece]]
-    records: list[tuple[int, AttemptRecord]]
+    pieces: list[tuple[int, Piece]] = []
+    records: list[tuple[int, AttemptRecord]] = []
+    preempted: list[tuple[int, Preempted]] = []
+    """Before all pieces."""
 
 
 class EngineLoop:
@@ -49,9 +61,11 @@ class EngineLoop:
         stats: StepStats,
         slots: EngineSlots | None = None,
         chunk_tokens: int | None = None,
-        batch_wait_ms: float = 0.0,
+        gate: Gate | None = None,
     ) -> None:
-        """`chunk_tokens`: read prompts in by multiples of so many tokens (reproducible mode)."""
+        """`chunk_tokens`: read prompts in by multiples of so many tokens (reproducible mode).
+        `gate`: who gets a slot when; left out, everybody at once.
+        """
         self._engine = engine
         self._info = engine.info
         self._vocabulary = engine.vocabulary
@@ -63,17 +77,17 @@ class EngineLoop:
         self._pace = PrefillPace(limits)
         self._configured = limits
         self._running_max = self._info.sequences
-        self._batch_wait_s = batch_wait_ms / 1000
-        self._configured_wait_s = self._batch_wait_s
-        self._inbox: deque[Sequence | str | EndSession | Controls] = deque()
+        self._gate: Gate = gate or ContinuousGate()
+        self._inbox: deque[Sequence | str | Preempt | Resume | EndSession | Controls | Drain] = deque()
         self._wake = threading.Event()
-        self._stopped = threading.Event()
         self._is_stopping = False
         self._waiting: deque[Sequence] = deque()
         self._prefilling: list[Sequence] = []
         self._decoding: list[Sequence] = []
+        self._suspended: dict[str, Sequence] = {}
+        """Preempted by their owners, until they are resumed or aborted."""
         self._slots = slots or EngineSlots(engine, clock=clock, stats=stats)
-        self._news = LoopNews([], [])
+        self._news = LoopNews()
         self._faults = 0
         self._drawn = 0
 
@@ -89,6 +103,18 @@ class EngineLoop:
         self._inbox.append(attempt_id)
         self._wake.set()
 
+    def preempt(self, attempt_id: str) -> None:
+        """Take this attempt out of the engine at the next step, to be resumed or aborted later. Without effect if it is
+        not here.
+        """
+        self._inbox.append(Preempt(attempt_id))
+        self._wake.set()
+
+    def resume(self, attempt_id: str) -> None:
+        """Go on with a preempted attempt, before all that wait. Without effect on any other."""
+        self._inbox.append(Resume(attempt_id))
+        self._wake.set()
+
     def end_session(self, session: str) -> None:
         """Forget what is kept of a conversation."""
         self._inbox.append(EndSession(session))
@@ -99,11 +125,19 @@ class EngineLoop:
         self._inbox.append(controls)
         self._wake.set()
 
+    def drain(self) -> None:
+        """Nobody comes any more: who waits for company starts."""
+        self._inbox.append(Drain())
+        self._wake.set()
+
     def stop(self) -> None:
         """End `run` after the step at hand; what still runs is aborted."""
         self._is_stopping = True
-        self._stopped.set()
         self._wake.set()
+
+    @property
+    def can_preempt(self) -> bool:
+        return self._gate.can_preempt
 
     @property
     def num_running(self) -> int:
@@ -113,21 +147,33 @@ class EngineLoop:
     def num_waiting(self) -> int:
         return len(self._waiting) + len(self._inbox)
 
+    @property
+    def num_suspended(self) -> int:
+        return len(self._suspended)
+
     # --- the engine thread ------------------------------------------------------------------------
 
     def run(self) -> None:
         """Step until stopped. Raises `EngineFault` when the engine fails again and again."""
         while not self._is_stopping:
             self.step()
-            if not (self._inbox or self._waiting or self._prefilling or self._decoding):
-                self._wake.wait()
+            idle_s = self.idle_s()
+            if idle_s != 0:
+                self._wake.wait(idle_s)
                 self._wake.clear()
-                if self._batch_wait_s:
-                    self._stopped.wait(self._batch_wait_s)
-        for sequence in [*self._waiting, *self._prefilling, *self._decoding]:
+        for sequence in [*self._waiting, *self._prefilling, *self._decoding, *self._suspended.values()]:
             self._finish(sequence, "aborted", error="the worker is stopping")
         self._tell()
         self._slots.park_all()
+
+    def idle_s(self) -> float | None:
+        """How long there is nothing to do if no command comes: 0 when there is work, None for ever."""
+        if self._is_stopping or self._inbox or self._prefilling or self._decoding:
+            return 0.0
+        opens_us = self._gate.opens_us()
+        if opens_us is None:
+            return 0.0 if self._waiting else None
+        return max(0, opens_us - self._clock.monotonic_us()) / 1e6
 
     def step(self) -> None:
         """One round: commands, newcomers, every running sequence's next token, a portion of prefill."""
@@ -155,9 +201,10 @@ class EngineLoop:
             generated=self._drawn,
             compute_s=compute_s,
             sample_s=sample_s,
-            kv_tokens=sum(sequence.kv_tokens for sequence in self._decoding)
-            + sum(sequence.kv_tokens for sequence in self._prefilling),
+            kv_tokens=sum(sequence.held for sequence in self._decoding)
+            + sum(sequence.held for sequence in self._prefilling),
             waiting=self.num_waiting,
+            suspended=self.num_suspended,
         )
 
     def _take_commands(self) -> None:
@@ -166,10 +213,17 @@ class EngineLoop:
             command = inbox.popleft()
             if isinstance(command, Sequence):
                 self._waiting.append(command)
+                self._gate.arrived(command)
             elif isinstance(command, EndSession):
                 self._slots.end_session(command.session)
             elif isinstance(command, Controls):
                 self._adjust(command)
+            elif isinstance(command, Preempt):
+                self._preempt(command.attempt_id)
+            elif isinstance(command, Resume):
+                self._resume(command.attempt_id)
+            elif isinstance(command, Drain):
+                self._gate.hurry()
             else:
                 self._abort(command)
 
@@ -186,44 +240,74 @@ class EngineLoop:
                 idle_step_ms=max(target_ms, controls.idle_step_ms or configured.idle_step_ms),
             )
         )
-        wait_ms = controls.batch_wait_ms
-        self._batch_wait_s = self._configured_wait_s if wait_ms is None else wait_ms / 1000
+        self._gate.adjust(wait_ms=controls.batch_wait_ms, tokens_max=tokens, size_max=self._running_max)
 
     def _abort(self, attempt_id: str) -> None:
+        one = self._suspended.pop(attempt_id, None) or self._take_out(attempt_id)
+        if one is not None:
+            self._finish(one, "aborted")
+
+    def _take_out(self, attempt_id: str) -> Sequence | None:
         for group in (self._decoding, self._prefilling, self._waiting):
             for sequence in group:
                 if sequence.attempt_id == attempt_id:
                     group.remove(sequence)
-                    self._finish(sequence, "aborted")
-                    return
+                    return sequence
+        return None
+
+    def _preempt(self, attempt_id: str) -> None:
+        one = self._suspended.get(attempt_id) or self._take_out(attempt_id)
+        if one is None:
+            return
+        if one.slot >= 0:
+            self._vacate(one, "queue")
+        self._suspended[attempt_id] = one
+        self._news.preempted.append((one.connection_id, Preempted(attempt_id, one.generated)))
+
+    def _resume(self, attempt_id: str) -> None:
+        one = self._suspended.pop(attempt_id, None)
+        if one is not None:
+            self._waiting.appendleft(one)
+
+    def _vacate(self, one: Sequence, reason: PreemptionReason) -> None:
+        """Take a sequence out of its slot. What it has computed is kept as that of one that has ended."""
+        self._slots.close(one, is_sound=True)
+        # Token by token where answers are to be reproducible: read in as a prompt, the tokens' KV memory would
+        # differ in the last bits.
+        one.preempted(now_us=self._clock.monotonic_us(), is_replayed=self._chunk_tokens is not None)
+        self._stats.preempted(reason)
 
     def _admit(self) -> None:
-        """Slots for newcomers, first come first served; one that waits for a prefix that another is computing
-        keeps its claim to a slot.
+        """Slots for newcomers whom the gate lets in, first come first served; one that waits for a prefix that another
+        is computing keeps its claim to a slot.
         """
+        self._gate.turn(self._clock.monotonic_us())
         held_back: list[Sequence] = []
         while (
             self._waiting
+            and self._gate.lets_in(self._waiting[0])
             and self._slots.has_room(len(held_back))
             and self.num_running + len(held_back) < self._running_max
         ):
             sequence = self._waiting.popleft()
+            is_first = not sequence.has_run
             if not self._slots.open(sequence):
                 held_back.append(sequence)
                 continue
-            self._progress.started(
-                sequence.attempt_id,
-                tenant_id=sequence.tenant_id,
-                prompt_tokens=len(sequence.prompt),
-                cached=sequence.cached,
-                wall_us=sequence.started_ts,
-            )
-            self._prefilling.append(sequence)
+            if is_first:
+                self._progress.started(
+                    sequence.attempt_id,
+                    tenant_id=sequence.tenant_id,
+                    prompt_tokens=len(sequence.prompt),
+                    cached=sequence.cached,
+                    wall_us=sequence.started_ts,
+                )
+            (self._prefilling if sequence.is_prefilling else self._decoding).append(sequence)
         self._waiting.extendleft(reversed(held_back))
 
     def _decode(self) -> Forward:
         batch = self._decoding
-        spans = [Span(one.slot, len(one.prompt) + one.generated - 1, [one.last_token], True) for one in batch]
+        spans = [Span(one.slot, one.held, [one.next_token], one.is_next_new) for one in batch]
         done = self._forward(spans, batch)
         if done is None:
             return _NOTHING
@@ -231,18 +315,18 @@ class EngineLoop:
         now_us = self._clock.monotonic_us()
         wall_us = self._clock.wall_us()
         for one in batch:
-            one.grew(now_us=now_us)
+            one.grew(1, now_us=now_us)
         self._decoding = [
             one
-            for one, token in zip(batch, done.tokens, strict=True)
-            if not self._take_token(one, token, now_us=now_us, wall_us=wall_us)
+            for one, span, token in zip(batch, spans, done.tokens, strict=True)
+            if not (span.is_sampled and self._take_token(one, token, now_us=now_us, wall_us=wall_us))
         ]
         self._note_progress(batch, wall_us=wall_us)
         return done
 
     def _prefill(self, num_decoding: int) -> tuple[int, Forward]:
         room = self._pace.limits.batch_tokens_max - num_decoding
-        remaining = [len(one.prompt) - one.computed for one in self._prefilling]
+        remaining = [len(one.start) - one.held for one in self._prefilling]
         portion = min(self._pace.portion(num_decoding=num_decoding), room)
         if self._chunk_tokens is None:
             shares = share_out(remaining, portion, room=room)
@@ -252,9 +336,9 @@ class EngineLoop:
         spans = [
             Span(
                 one.slot,
-                one.computed,
-                one.prompt[one.computed : one.computed + share],
-                one.computed + share == len(one.prompt),
+                one.held,
+                one.start[one.held : one.held + share],
+                one.held + share == len(one.start) and not one.generated,
             )
             for one, share in zip(batch, shares, strict=True)
         ]
@@ -266,15 +350,16 @@ class EngineLoop:
         now_us = self._clock.monotonic_us()
         wall_us = self._clock.wall_us()
         for one, share, token in zip(batch, shares, done.tokens, strict=True):
-            one.grew(now_us=now_us)
-            one.computed += share
+            one.grew(share, now_us=now_us)
             self._slots.computed(one)
             if one.is_prefilling:
                 continue
             self._prefilling.remove(one)
-            self._stats.prefilled(now_us - one.opened_us)
-            if not self._take_token(one, token, now_us=now_us, wall_us=wall_us):
-                self._decoding.append(one)
+            if not one.generated:
+                self._stats.prefilled(now_us - one.opened_us)
+                if self._take_token(one, token, now_us=now_us, wall_us=wall_us):
+                    continue
+            self._decoding.append(one)
         self._note_progress(batch, wall_us=wall_us)
         return sum(shares), done
 
@@ -331,13 +416,15 @@ class EngineLoop:
         )
         if one.slot >= 0:
             self._slots.close(one, is_sound=reason != "error")
+        self._gate.left(one)
         self._progress.finished(record)
         self._stats.finished(record)
         self._news.records.append((one.connection_id, record))
 
     def _tell(self) -> None:
-        if self._news.pieces or self._news.records:
-            news, self._news = self._news, LoopNews([], [])
+        news = self._news
+        if news.pieces or news.records or news.preempted:
+            self._news = LoopNews()
             self._on_news(news)
 
 

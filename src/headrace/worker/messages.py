@@ -3,9 +3,9 @@
 One connection for each gateway, many attempts at once on it. The worker sends the news of all
 sequences of a step in one frame, so that the cost of a frame is paid per step, not per token.
 
-Gateway to worker: `Submit`, `Abort`, `Count`, `Acknowledge`, `EndSession`, `Adjust`,
+Gateway to worker: `Submit`, `Abort`, `Preempt`, `Resume`, `Count`, `Acknowledge`, `EndSession`, `Adjust`,
 `Drain`.
-Worker to gateway: `Hello` once, then `News`: accepted or rejected attempts, pieces of text, final
+Worker to gateway: `Hello` once, then `News`: accepted, rejected or preempted attempts, pieces of text, final
 records; and `Status` at least every second.
 """
 
@@ -15,11 +15,11 @@ import msgspec
 
 from headrace.caching.slots import KEPT_IN_FULL, CacheOrder
 from headrace.engine.protocol import EngineInfo
-from headrace.request.controls import Controls
+from headrace.request.controls import Controls, Wait
 from headrace.request.messages import Message
 from headrace.request.sampling import Sampling
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 FinishReason = Literal["stop", "length", "aborted", "error"]
 
@@ -36,10 +36,24 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stop: list[str]
     cache: CacheOrder = KEPT_IN_FULL
     """What of it may be kept, and who may find it."""
+    batch_wait_ms: Wait | None = None
+    """How long it may wait for company; None: as the model's settings and controls have it."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
     """Stop this attempt at the next step. Its record still comes."""
+
+    attempt_id: str
+
+
+class Preempt(msgspec.Struct, frozen=True, tag=True):
+    """Take this attempt out of the engine at the next step and keep it. Answered by `Preempted`, unless it has ended."""
+
+    attempt_id: str
+
+
+class Resume(msgspec.Struct, frozen=True, tag=True):
+    """Go on with a preempted attempt, before all that wait. Its next piece continues the text told so far."""
 
     attempt_id: str
 
@@ -97,6 +111,13 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: int = 0
 
 
+class Preempted(msgspec.Struct, frozen=True, array_like=True):
+    """The attempt computes nothing and holds no slot until it is resumed. It may still be aborted."""
+
+    attempt_id: str
+    completion_tokens: int
+
+
 class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Text that became certain in a step, and how many tokens the attempt has generated so far."""
 
@@ -126,6 +147,10 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     started_ts: int | None = None
     first_token_ts: int | None = None
     ended_ts: int
+    preemptions: int = 0
+    """How often it was taken out of its slot before its end."""
+    recomputed_tokens: int = 0
+    """Tokens computed again for that reason; they are in none of the counts above."""
     source: Literal["engine", "progress_file"] = "engine"
 
 
@@ -138,14 +163,19 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     engine: EngineInfo
     load_us: int
     warm_up_us: int
+    can_preempt: bool
+    """Whether it takes `Preempt`: a static batch runs to its end."""
     unacknowledged: list[AttemptRecord]
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """What happened since the last frame. A record comes after its attempt's last piece."""
+    """What happened since the last frame. A record comes after its attempt's last piece, `preempted` came to pass
+    before the pieces.
+    """
 
     accepted: list[Accepted] = []
     rejected: list[Rejected] = []
+    preempted: list[Preempted] = []
     pieces: list[Piece] = []
     records: list[AttemptRecord] = []
 
@@ -155,6 +185,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     running: int
     waiting: int
+    suspended: int
+    """Attempts that were preempted and have not been resumed."""
     attempts: list[str]
     """The receiver's attempts that are here and not over: their leases may be renewed."""
     step_age_s: float
@@ -162,5 +194,5 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_draining: bool
 
 
-ToWorker = Submit | Abort | Count | Acknowledge | EndSession | Adjust | Drain
+ToWorker = Submit | Abort | Preempt | Resume | Count | Acknowledge | EndSession | Adjust | Drain
 FromWorker = Hello | News | Counted | Status

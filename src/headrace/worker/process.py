@@ -28,6 +28,7 @@ from headrace.request.sampling import Sampling
 from headrace.scheduling.steps import StepLimits
 from headrace.telemetry.logs import configure_logs
 from headrace.telemetry.process import add_process_metrics
+from headrace.worker.gate import gate_for
 from headrace.worker.loop import EngineLoop, LoopNews
 from headrace.worker.parking import Parking
 from headrace.worker.progress import ProgressFile
@@ -158,7 +159,7 @@ async def _serve(
         stats=stats,
         slots=slots,
         chunk_tokens=REPRODUCIBLE_CHUNK_TOKENS if reproducible else None,
-        batch_wait_ms=orders.engine.batch_wait_ms,
+        gate=gate_for(orders.engine, stats),
     )
     engine_thread = _EngineThread(loop, network)
     engine_thread.start()

@@ -13,8 +13,11 @@ class Sequence:
     __slots__ = (
         "_kv_token_us",
         "_last_change_us",
+        "_left_us",
+        "_suspended_us",
         "arrived_us",
         "attempt_id",
+        "batch_wait_ms",
         "cacheable",
         "cached",
         "computed",
@@ -22,13 +25,17 @@ class Sequence:
         "first_token_ts",
         "first_token_us",
         "generated",
-        "last_token",
+        "held",
         "max_tokens",
         "opened_us",
         "order",
+        "peak",
+        "preemptions",
         "prompt",
+        "recomputed",
         "sampling",
         "slot",
+        "start",
         "started_ts",
         "tenant_id",
         "text",
@@ -48,6 +55,7 @@ class Sequence:
         arrived_us: int,
         order: CacheOrder = KEPT_IN_FULL,
         cacheable: int = 0,
+        batch_wait_ms: float | None = None,
     ) -> None:
         assert prompt and max_tokens >= 1
         self.attempt_id = attempt_id
@@ -62,50 +70,105 @@ class Sequence:
         self.order = order
         self.cacheable = cacheable
         """So many of the prompt's first tokens the client has marked as worth keeping."""
+        self.batch_wait_ms = batch_wait_ms
+        """How long it waits for company; None leaves it to the loop."""
         self.cached = 0
         """So many of them were there before this attempt."""
         self.computed = 0
-        """Prompt tokens that are in the KV cache, those that were there before included."""
+        """Prompt tokens that have been in the KV cache, those that were there before included."""
+        self.held = 0
+        """KV cells in use now. The newest token is not in the cache before the next step computes it."""
+        self.peak = 0
+        """Most of them so far."""
+        self.start = prompt
+        """What is read in before the next token can be drawn: the prompt; after a preemption, what came after it too."""
         self.generated = 0
         self.tokens: list[int] = []
         """What was generated."""
-        self.last_token = -1
+        self.preemptions = 0
+        self.recomputed = 0
+        """Tokens computed again after preemptions."""
         self.opened_us = 0
+        """When it first got a slot."""
         self.started_ts = 0
         self.first_token_us = 0
         self.first_token_ts = 0
         self._kv_token_us = 0
         self._last_change_us = 0
+        self._left_us = 0
+        self._suspended_us = [0, 0]
+        """Without a slot after a preemption, before and after the first token."""
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it has ever had a slot."""
+        return self.started_ts > 0
 
     @property
     def is_prefilling(self) -> bool:
-        return self.computed < len(self.prompt)
+        return self.held < len(self.start)
 
     @property
-    def kv_tokens(self) -> int:
-        """KV cells in use. The newest token is not in the cache before the next step computes it."""
-        return self.computed + max(0, self.generated - 1)
+    def next_token(self) -> int:
+        """The generated token that a decode step has to compute next."""
+        return self.tokens[self.held - len(self.prompt)]
+
+    @property
+    def is_next_new(self) -> bool:
+        """Whether what follows that token is still to be drawn. False while generated tokens are replayed."""
+        return self.held == len(self.prompt) + self.generated - 1
 
     @property
     def wanted(self) -> Wanted:
         """What it asks of the slots."""
-        return Wanted(tenant=self.tenant_id, prompt=self.prompt, cacheable=self.cacheable, order=self.order)
+        return Wanted(
+            tenant=self.tenant_id,
+            prompt=self.start,
+            cacheable=self.cacheable,
+            order=self.order,
+            is_answered=self.generated > 0,
+        )
 
-    def opened(self, slot: int, *, cached: int, now_us: int, wall_us: int) -> None:
+    @property
+    def kept_tokens(self) -> list[int]:
+        """What of the answer has been computed behind `start`: the newest token never is."""
+        begin = len(self.start) - len(self.prompt)
+        return self.tokens[begin : max(begin, self.held - len(self.prompt))]
+
+    def opened(self, slot: int, *, held: int, now_us: int, wall_us: int) -> None:
+        """It has a slot, and `held` tokens are in it already."""
+        if self.has_run:
+            self._suspended_us[self.generated > 0] += now_us - self._left_us
+        else:
+            self.cached = self.computed = self.peak = held
+            self.opened_us, self.started_ts = now_us, wall_us
         self.slot = slot
-        self.cached = self.computed = cached
-        self.opened_us = self._last_change_us = now_us
-        self.started_ts = wall_us
+        self.held = held
+        self._last_change_us = now_us
 
-    def grew(self, *, now_us: int) -> None:
-        """Account the memory held since the last change. Call before the cell count changes."""
-        self._kv_token_us += self.kv_tokens * (now_us - self._last_change_us)
+    def grew(self, tokens: int, *, now_us: int) -> None:
+        """So many more tokens have been computed: account the memory held until now, and the work."""
+        self._account(now_us)
+        self.recomputed += max(0, min(self.held + tokens, self.peak) - self.held)
+        self.held += tokens
+        self.peak = max(self.peak, self.held)
+        self.computed = max(self.computed, min(self.held, len(self.prompt)))
+
+    def preempted(self, *, now_us: int, is_replayed: bool) -> None:
+        """Its slot is another's now. `is_replayed`: what it has generated will be computed token by token again."""
+        self._account(now_us)
+        self._left_us = now_us
+        self.preemptions += 1
+        self.held = 0
+        self.start = self.prompt if is_replayed else self.prompt + self.tokens[:-1]
+
+    def _account(self, now_us: int) -> None:
+        self._kv_token_us += self.held * (now_us - self._last_change_us)
         self._last_change_us = now_us
 
     def drew(self, token: int, *, now_us: int, wall_us: int) -> None:
         """Take in a generated token."""
         self.generated += 1
-        self.last_token = token
         self.tokens.append(token)
         if self.generated == 1:
             self.first_token_us = now_us
@@ -121,10 +184,12 @@ class Sequence:
         error: str | None = None,
     ) -> AttemptRecord:
         """The final count. Call once, when the sequence has left the engine."""
-        has_run = self.slot >= 0
+        has_run = self.has_run
         if has_run:
-            self.grew(now_us=now_us)
-        prefill_end_us = self.first_token_us or now_us
+            self._account(now_us)
+            if self.slot < 0:
+                self._suspended_us[self.generated > 0] += now_us - self._left_us
+        prefill_end_us = (self.first_token_us or now_us) - self._suspended_us[0]
         return AttemptRecord(
             attempt_id=self.attempt_id,
             tenant_id=self.tenant_id,
@@ -134,11 +199,13 @@ class Sequence:
             completion_tokens=self.generated,
             finish_reason=reason,
             error=error,
-            kv_bytes_peak=self.kv_tokens * info.kv_bytes_per_token,
+            kv_bytes_peak=self.peak * info.kv_bytes_per_token,
             kv_byte_seconds=self._kv_token_us * info.kv_bytes_per_token // 1_000_000,
             queued_us=(self.opened_us if has_run else now_us) - self.arrived_us,
             prefill_us=prefill_end_us - self.opened_us if has_run else 0,
-            decode_us=now_us - self.first_token_us if self.first_token_us else 0,
+            decode_us=now_us - self.first_token_us - self._suspended_us[1] if self.first_token_us else 0,
+            preemptions=self.preemptions,
+            recomputed_tokens=self.recomputed,
             started_ts=self.started_ts or None,
             first_token_ts=self.first_token_ts or None,
             ended_ts=wall_us,

@@ -35,7 +35,9 @@ from headrace.worker.messages import (
     FromWorker,
     Hello,
     News,
+    Preempt,
     Rejected,
+    Resume,
     Status,
     Submit,
     ToWorker,
@@ -84,9 +86,8 @@ class WorkerServer:
         self._next_connection = 0
         self._attempts: dict[str, int] = {}
         """Attempts of live connections, from `Submit` to their record; the value is the connection."""
-        self._aborted: set[str] = set()
-        """Attempts aborted while their prompt was still being tokenized."""
-        self._tokenizing: set[str] = set()
+        self._tokenizing: dict[str, list[Abort | Preempt | Resume]] = {}
+        """Attempts whose prompt is still being tokenized, and what they have been told meanwhile."""
         self._is_draining = False
         self.drained = asyncio.Event()
         self._loop: EngineLoop | None = None
@@ -117,16 +118,20 @@ class WorkerServer:
     def drain(self) -> None:
         """Reject what comes from now on; `drained` is set once nothing runs."""
         self._is_draining = True
+        if self._loop is not None:
+            self._loop.drain()
         self._check_drained()
 
     def publish(self, news: LoopNews) -> None:
         """Send the loop's news to the gateways they belong to. Call on the network thread."""
         parcels: dict[int, News] = {}
+        for number, preempted in news.preempted:
+            parcels.setdefault(number, News()).preempted.append(preempted)
         for number, piece in news.pieces:
-            parcels.setdefault(number, News(pieces=[], records=[])).pieces.append(piece)
+            parcels.setdefault(number, News()).pieces.append(piece)
         for number, record in news.records:
             self._attempts.pop(record.attempt_id, None)
-            parcels.setdefault(number, News(pieces=[], records=[])).records.append(record)
+            parcels.setdefault(number, News()).records.append(record)
         for number, parcel in parcels.items():
             connection = self._connections.get(number)
             if connection is not None:
@@ -139,6 +144,7 @@ class WorkerServer:
         number = self._next_connection
         self._next_connection += 1
         self._connections[number] = connection
+        assert self._loop is not None
         connection.send(
             Hello(
                 protocol_version=PROTOCOL_VERSION,
@@ -147,6 +153,7 @@ class WorkerServer:
                 engine=self._info,
                 load_us=self._load_us,
                 warm_up_us=self._warm_up_us,
+                can_preempt=self._loop.can_preempt,
                 unacknowledged=self._progress.unacknowledged(),
             )
         )
@@ -156,15 +163,15 @@ class WorkerServer:
         """A gateway went away: nobody waits for its attempts any more."""
         self._connections.pop(number, None)
         for attempt_id in [one for one, owner in self._attempts.items() if owner == number]:
-            self._abort(attempt_id)
+            self._tell(Abort(attempt_id))
 
     def received(self, number: int, message: ToWorker) -> None:
         match message:
             case Submit():
                 self._submit(number, message)
-            case Abort(attempt_id):
-                if self._attempts.get(attempt_id) == number:
-                    self._abort(attempt_id)
+            case Abort() | Preempt() | Resume():
+                if self._attempts.get(message.attempt_id) == number:
+                    self._tell(message)
             case Count():
                 self._spawn(self._count(number, message))
             case Acknowledge(attempt_ids):
@@ -187,7 +194,7 @@ class WorkerServer:
             self._reject(number, Rejected(submit.attempt_id, "draining", "The worker takes no new attempts."))
             return
         self._attempts[submit.attempt_id] = number
-        self._tokenizing.add(submit.attempt_id)
+        self._tokenizing[submit.attempt_id] = []
         self._spawn(self._prepare(number, submit))
 
     async def _count(self, number: int, count: Count) -> None:
@@ -207,9 +214,7 @@ class WorkerServer:
         outcome = await asyncio.get_running_loop().run_in_executor(
             self._tokenizer, self._tokenize, submit.attempt_id, submit.messages
         )
-        self._tokenizing.discard(submit.attempt_id)
-        is_aborted = submit.attempt_id in self._aborted
-        self._aborted.discard(submit.attempt_id)
+        told = self._tokenizing.pop(submit.attempt_id)
         if isinstance(outcome, Rejected):
             self._attempts.pop(submit.attempt_id, None)
             self._reject(number, outcome)
@@ -228,14 +233,15 @@ class WorkerServer:
             arrived_us=arrived_us,
             order=submit.cache if self._is_caching else CacheOrder(mode="off"),
             cacheable=outcome.cacheable,
+            batch_wait_ms=submit.batch_wait_ms,
         )
         connection = self._connections.get(number)
         if connection is not None:
             connection.send(News(accepted=[Accepted(submit.attempt_id, len(prompt), maximum)]))
         assert self._loop is not None
         self._loop.submit(sequence)
-        if is_aborted:
-            self._loop.abort(submit.attempt_id)
+        for message in told:
+            self._tell(message)
 
     def _tokenize(self, attempt_id: str, messages: list[Message]) -> "_Prompt | Rejected":
         """On the tokenizer thread. A prompt that cannot fit is not tokenized at all."""
@@ -259,11 +265,20 @@ class WorkerServer:
             return Rejected(attempt_id, "context_length_exceeded", "", len(tokens))
         return _Prompt(tokens, cacheable)
 
-    def _abort(self, attempt_id: str) -> None:
-        if attempt_id in self._tokenizing:
-            self._aborted.add(attempt_id)
-        elif self._loop is not None:
-            self._loop.abort(attempt_id)
+    def _tell(self, message: Abort | Preempt | Resume) -> None:
+        """Pass on what an attempt is told, once it is in the loop."""
+        told = self._tokenizing.get(message.attempt_id)
+        if told is not None:
+            told.append(message)
+            return
+        assert self._loop is not None
+        match message:
+            case Abort(attempt_id):
+                self._loop.abort(attempt_id)
+            case Preempt(attempt_id):
+                self._loop.preempt(attempt_id)
+            case Resume(attempt_id):
+                self._loop.resume(attempt_id)
 
     def _reject(self, number: int, rejected: Rejected) -> None:
         connection = self._connections.get(number)
@@ -287,6 +302,7 @@ class WorkerServer:
                     Status(
                         running=self._loop.num_running,
                         waiting=self._loop.num_waiting,
+                        suspended=self._loop.num_suspended,
                         attempts=owned.get(number, []),
                         step_age_s=self._stats.step_age_s(self._clock.monotonic_us()),
                         is_draining=self._is_draining,

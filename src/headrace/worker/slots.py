@@ -46,16 +46,21 @@ class EngineSlots:
         held = self._take_over(placement)
         if held != placement.length:
             self.book.computed(placement.slot, held)
-        self._engine.open(placement.slot, one.sampling, held=held)
-        one.opened(placement.slot, cached=held, now_us=now_us, wall_us=self._clock.wall_us())
+        self._engine.open(placement.slot, one.sampling, held=held, drawn=one.generated)
+        is_first = not one.has_run
+        one.opened(placement.slot, held=held, now_us=now_us, wall_us=self._clock.wall_us())
+        if is_first:
+            self._count(one, placement)
+        return True
+
+    def _count(self, one: Sequence, placement: Placement) -> None:
         self._stats.placed(
             prompt_tokens=len(one.prompt),
-            cached_tokens=held,
+            cached_tokens=one.held,
             has_session=one.order.session is not None,
-            is_session=placement.is_session and held > 0,
-            source=placement.source if held else "cold",
+            is_session=placement.is_session and one.held > 0,
+            source=placement.source if one.held else "cold",
         )
-        return True
 
     def has_room(self, num_claimed: int) -> bool:
         """Whether one more sequence could get a slot beside so many that have a claim to one."""
@@ -63,14 +68,13 @@ class EngineSlots:
 
     def computed(self, one: Sequence) -> None:
         """A part of the sequence's prompt has been computed."""
-        self.book.computed(one.slot, one.computed)
+        self.book.computed(one.slot, one.held)
 
     def close(self, one: Sequence, *, is_sound: bool) -> None:
         """A sequence has left. What it computed is kept unless the engine failed."""
         slot, one.slot = one.slot, -1
         if is_sound:
-            # The newest token has been drawn and not been computed.
-            keep = self.book.finish(slot, one.tokens[:-1], one.wanted, self._clock.monotonic_us())
+            keep = self.book.finish(slot, one.kept_tokens, one.wanted, self._clock.monotonic_us())
         else:
             self.book.abandon(slot)
             keep = 0

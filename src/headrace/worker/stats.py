@@ -3,10 +3,16 @@
 Written by the engine thread; the age is read by the network thread for the heartbeat.
 """
 
+from typing import Literal, get_args
+
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from headrace.scheduling.static_batch import FlushReason
 from headrace.worker.messages import AttemptRecord
+
+PreemptionReason = Literal["queue", "memory"]
+"""`queue`: the owner wanted its place for another; `memory`: there were too few KV cells."""
 
 _log = structlog.get_logger()
 
@@ -80,6 +86,15 @@ class StepStats:
         )
         for reason in ("stop", "length", "aborted", "error"):
             self._attempts.labels(reason)
+        self._batches_flushed = Counter(
+            "headrace_worker_batches_flushed",
+            "Static batches that began to run, by what closed them: nobody more could join, the next request did not fit, "
+            "the wait window ended.",
+            ["reason"],
+            registry=registry,
+        )
+        for flush_reason in get_args(FlushReason):
+            self._batches_flushed.labels(flush_reason)
         self._placements = Counter(
             "headrace_worker_placements",
             "Sequences given a slot, by what they took over: nothing, a slot's tokens in place, a copy, a parked state.",
@@ -120,6 +135,22 @@ class StepStats:
         self._restore_failures = Counter(
             "kv_cache_restore_failures", "Parked states that could not be used.", registry=registry
         )
+        self._preemptions = Counter(
+            "headrace_worker_preemptions",
+            "Sequences taken out of their slots before their end: for another request, for want of KV cells.",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in get_args(PreemptionReason):
+            self._preemptions.labels(reason)
+        self._recomputed = Counter(
+            "headrace_worker_recomputed_tokens",
+            "Tokens computed again after preemptions, of sequences that have ended. Nobody is charged for them.",
+            registry=registry,
+        )
+        self._suspended = Gauge(
+            "headrace_worker_suspended", "Attempts preempted and not resumed yet.", registry=registry
+        )
         self._faults = Counter("headrace_worker_faults", "Forward calls that failed.", registry=registry)
 
     def step_began(self, now_us: int) -> None:
@@ -137,10 +168,12 @@ class StepStats:
         sample_s: float,
         kv_tokens: int,
         waiting: int,
+        suspended: int,
     ) -> None:
         seconds = (now_us - self._began_us) / 1e6
         self._began_us = 0
         self._waiting.set(waiting)
+        self._suspended.set(suspended)
         self._kv.set(kv_tokens * self._kv_bytes_per_token)
         self._running.set(running)
         if not decoding and not prefill_tokens:
@@ -176,6 +209,10 @@ class StepStats:
             self._sessions_hit += is_session
             self._session_rate.set(self._sessions_hit / self._sessions_seen)
 
+    def flushed(self, reason: FlushReason) -> None:
+        """A static batch begins to run."""
+        self._batches_flushed.labels(reason).inc()
+
     def evicted(self, reason: str) -> None:
         """Kept tokens were let go. Those that a sequence took over in place are not lost, so not counted."""
         if reason != "replaced":
@@ -200,7 +237,11 @@ class StepStats:
     def prefilled(self, microseconds: int) -> None:
         self._prefill_ms.observe(microseconds / 1000)
 
+    def preempted(self, reason: PreemptionReason) -> None:
+        self._preemptions.labels(reason).inc()
+
     def finished(self, record: AttemptRecord) -> None:
+        self._recomputed.inc(record.recomputed_tokens)
         self._attempts.labels(record.finish_reason).inc()
         if record.completion_tokens > 1:
             self._decode_ms.observe(record.decode_us / 1000 / (record.completion_tokens - 1))

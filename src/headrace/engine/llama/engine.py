@@ -73,8 +73,11 @@ class LlamaEngine:
         """The model's vocabulary."""
         return self._model.vocabulary
 
-    def open(self, slot: int, sampling: Sampling, *, held: int = 0) -> None:
-        """Prepare a slot for a new sequence that begins with tokens the slot still holds."""
+    def open(self, slot: int, sampling: Sampling, *, held: int = 0, drawn: int = 0) -> None:
+        """Prepare a slot for a sequence that begins with tokens the slot still holds.
+
+        A random number depends on seed and position alone, so `drawn` does not matter here.
+        """
         assert self._samplings[slot] is None, f"slot {slot} is open already"
         self._hold(slot, held)
         self._samplings[slot] = sampling
