@@ -60,9 +60,10 @@ class TenantCounters:
 
     def start(self) -> float:
         """What a tenant that was never seen would start with now."""
-        for counter in self._changed:
-            self._waiting.set(counter, counter.value)
-        self._changed.clear()
+        if self._changed:
+            for counter in self._changed:
+                self._waiting.set(counter, counter.value)
+            self._changed.clear()
         lowest = self._waiting.rank() if len(self._waiting) else self._last_start()
         return max(self.base, lowest)
 
@@ -78,7 +79,7 @@ class TenantCounters:
         counter.weight = weight
         counter.num_waiting += 1
         if counter.num_waiting == 1:
-            self._waiting.set(counter, counter.value)
+            self._changed.add(counter)
         return counter
 
     def leave(self, counter: TenantCounter) -> None:

@@ -27,8 +27,7 @@ class Placing(Generic[Ticket]):
 
     def pick(self, ticket: Ticket, tokens: int) -> Replica | None:
         """The least loaded replica with room."""
-        fits = self._fits
-        return self.replicas.pick(tokens, None if fits is None else lambda name: fits(ticket, name))
+        return self.replicas.pick(ticket, tokens, self._fits)
 
     def is_warm(self, job: Job[Ticket]) -> bool:
         return self.warm(job) is not None
