@@ -100,8 +100,14 @@ class CallerAccounts:
         if not limited:
             return b""
         now_us = self._clock.monotonic_us()
-        requests = min((room for one in limited if (room := _request_room(one, now_us))), default=None)
-        tokens = min((room for one in limited if (room := _token_room(one, now_us))), default=None)
+        requests = tokens = None
+        for account in limited:
+            room = _request_room(account, now_us)
+            if room is not None and (requests is None or room < requests):
+                requests = room
+            room = _token_room(account, now_us)
+            if room is not None and (tokens is None or room < tokens):
+                tokens = room
         lines = b""
         if requests is not None:
             remaining, limit, reset_ms = requests
@@ -163,7 +169,7 @@ def _request_room(account: Account, now_us: int) -> tuple[int, int, int] | None:
     rps = account.limits.rps
     if rps is None:
         return None
-    return account.rate.remaining(rps, now_us), max(1, int(rps)), account.rate.reset_us(now_us) // 1000
+    return account.rate.remaining(rps, now_us), int(rps) or 1, account.rate.reset_us(now_us) // 1000
 
 
 def _token_room(account: Account, now_us: int) -> tuple[int, int, int] | None:
@@ -172,5 +178,8 @@ def _token_room(account: Account, now_us: int) -> tuple[int, int, int] | None:
     if limit is None:
         return None
     window = account.window
-    left = max(0, limit - window.used(now_us) - window.held)
-    return left, limit, max(0, window.free_at_us(limit, left + 1, now_us) - now_us) // 1000
+    left = limit - window.used(now_us) - window.held
+    if left < 0:
+        left = 0
+    free_us = window.free_at_us(limit, left + 1, now_us) - now_us
+    return left, limit, free_us // 1000 if free_us > 0 else 0

@@ -82,9 +82,18 @@ class Core:
             self.controller, self.models, self._open, watch=self._watch, clock=clock, metrics=metrics
         )
         self._refusals = RefusalLog(journal, clock, metrics, per_s=settings.ledger.refusals_per_s)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._late: set[asyncio.Task[Any]] = set()
         """Wait for the records of expired operations: for as long as their workers live, if need be."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The one it belongs to."""
+        # Asked for once: in Python 3.11 `get_running_loop` is a system call.
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
 
     # --- models and replicas: called by the supervisor ------------------------------------------------
 
@@ -251,7 +260,7 @@ class Core:
         self.journal.settle(record)
         self._ended(operation, record)
         self.controller.expire(operation.entry, self.clock.monotonic_us())
-        late = asyncio.get_running_loop().create_task(self._settle_late(operation))
+        late = self.loop.create_task(self._settle_late(operation))
         self._late.add(late)
         late.add_done_callback(self._late.discard)
         self._dispatcher.dispatch_all()
@@ -267,7 +276,7 @@ class Core:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """A task that the core owns, so that it outlives the client's."""
-        task = asyncio.get_running_loop().create_task(work)
+        task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

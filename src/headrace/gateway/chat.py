@@ -65,8 +65,10 @@ class ChatCompletions:
     async def _accept(self, exchange: Exchange, identity: Identity, call: ChatCall) -> Operation:
         """Accept with a proven upper bound of the prompt; where bounds would refuse it, with exact counts."""
         # A token stands for at least one byte, so the bytes of a prompt bound its tokens from above.
-        bound = sum(len(message.content.encode()) for message in call.messages)
-        bound += MESSAGE_OVERHEAD_TOKENS * (len(call.messages) + 1)
+        bound = MESSAGE_OVERHEAD_TOKENS * (len(call.messages) + 1)
+        for message in call.messages:
+            text = message.content
+            bound += len(text) if text.isascii() else len(text.encode())
         prompt_tokens, is_exact = bound, False
         for tries_left in reversed(range(ACCEPT_TRIES_MAX)):
             reservation = self._reservation(exchange, identity, call, prompt_tokens=prompt_tokens)
