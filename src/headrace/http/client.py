@@ -93,6 +93,7 @@ class HttpClient:
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._connections: set[UpstreamConnection] = set()
         self._idle: list[UpstreamConnection] = []
+        self._unflushed: list[UpstreamConnection] = []
         self._waiters: deque[asyncio.Future[UpstreamConnection | None]] = deque()
         self._request_lines: dict[tuple[str, str], bytes] = {}
         self._is_closed = False
@@ -108,6 +109,11 @@ class HttpClient:
     def num_idle(self) -> int:
         """Connections waiting in the pool."""
         return len(self._idle)
+
+    @property
+    def num_busy(self) -> int:
+        """Connections in an exchange, or being opened."""
+        return self.num_connections - len(self._idle)
 
     async def request(
         self,
@@ -155,6 +161,20 @@ class HttpClient:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_exception(UpstreamUnreachable(f"{self.name}: the client is closed"))
+
+    def flush_soon(self, connection: UpstreamConnection) -> None:
+        """Send what `connection` keeps at the end of this turn of the loop.
+
+        Requests that leave together wake a server on this machine once, and its replies come together.
+        """
+        if not self._unflushed:
+            self.loop.call_soon(self._flush)
+        self._unflushed.append(connection)
+
+    def _flush(self) -> None:
+        unflushed, self._unflushed = self._unflushed, []
+        for connection in unflushed:
+            connection.flush()
 
     # --- the pool -----------------------------------------------------------------------------
 
