@@ -100,19 +100,25 @@ class CallerAccounts:
         if not limited:
             return b""
         now_us = self._clock.monotonic_us()
-        requests = tokens = None
+        requests: tuple[int, int, int] | None = None
+        tightest: Account | None = None
+        tokens_left = 0
         for account in limited:
-            room = _request_room(account, now_us)
-            if room is not None and (requests is None or room < requests):
-                requests = room
-            room = _token_room(account, now_us)
-            if room is not None and (tokens is None or room < tokens):
-                tokens = room
+            limits = account.limits
+            if limits.rps is not None:
+                room = account.rate.room(limits.rps, now_us)
+                if requests is None or room < requests:
+                    requests = room
+            if limits.tpm is not None:
+                left = limits.tpm - account.window.used(now_us) - account.window.held
+                if tightest is None or left < tokens_left:
+                    tightest, tokens_left = account, left
         lines = b""
         if requests is not None:
             remaining, limit, reset_ms = requests
             lines += _REQUEST_HEADERS % (limit, remaining, limit, remaining, reset_ms, limit, remaining,
                                          -(-reset_ms // 1000))  # fmt: skip
+        tokens = None if tightest is None else _token_room(tightest, now_us)
         if tokens is not None:
             lines += _TOKEN_HEADERS % (tokens[1], tokens[0], tokens[2])
         return lines
@@ -169,7 +175,7 @@ def _request_room(account: Account, now_us: int) -> tuple[int, int, int] | None:
     rps = account.limits.rps
     if rps is None:
         return None
-    return account.rate.remaining(rps, now_us), int(rps) or 1, account.rate.reset_us(now_us) // 1000
+    return account.rate.room(rps, now_us)
 
 
 def _token_room(account: Account, now_us: int) -> tuple[int, int, int] | None:

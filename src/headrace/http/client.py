@@ -15,6 +15,7 @@ from headrace.errors import ConfigError
 from headrace.http.client_connection import StaleConnection, UpstreamConnection
 from headrace.http.client_response import ClientResponse
 from headrace.http.errors import UpstreamTimedOut, UpstreamUnreachable
+from headrace.http.head_memory import KnownReply
 from headrace.http.message import Headers, render_headers
 
 _REQUEST_LINES_MAX = 256
@@ -94,6 +95,8 @@ class HttpClient:
         self._connections: set[UpstreamConnection] = set()
         self._idle: list[UpstreamConnection] = []
         self._unflushed: list[UpstreamConnection] = []
+        self.known_reply: KnownReply | None = None
+        """For connections: the head of the server's last short reply."""
         self._waiters: deque[asyncio.Future[UpstreamConnection | None]] = deque()
         self._request_lines: dict[tuple[str, str], bytes] = {}
         self._is_closed = False

@@ -15,6 +15,7 @@ import httptools
 from headrace import bounds
 from headrace.http.client_response import ClientResponse
 from headrace.http.errors import UpstreamBroken, UpstreamError, UpstreamTimedOut
+from headrace.http.head_memory import KnownReply
 
 if TYPE_CHECKING:
     from headrace.http.client import HttpClient
@@ -80,6 +81,18 @@ class UpstreamConnection(asyncio.Protocol):
         if response is None:
             self.destroy()  # bytes out of turn: whose reply would they be?
             return
+        is_first = self.bytes_received - size == self._bytes_at_start
+        known = self._client.known_reply
+        if is_first and known is not None and not self._is_head_request:
+            recalled = known.recall(data)
+            if recalled is not None:
+                response.status = known.status
+                response.headers, body = recalled
+                response.has_head = self._is_reusable = True
+                if body:
+                    self._parts.append(body)
+                self._reply_complete(response)
+                return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -89,6 +102,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._fail(UpstreamBroken(f"{self.name}: not a well-formed HTTP reply ({cause or error})"))
             return
         if self._is_message_complete:
+            if is_first and self._is_reusable and not self._is_head_request:
+                self._client.known_reply = KnownReply.of(data, response.status, response.headers)
             self._reply_complete(response)
         elif response.has_head:
             response.deliver()

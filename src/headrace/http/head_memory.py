@@ -1,8 +1,8 @@
-"""The head of a connection's last request, by which the next one is known without being parsed again.
+"""Heads that were parsed before, by which the next message is known without being parsed again.
 
-A client that keeps its connection sends the same head with each request, byte for byte but for the length of
-the body. What equals a head that was parsed and accepted means what that one meant; anything else goes through
-the parser. Nothing here decides what is well-formed.
+Who keeps a connection sends the same head with each message, byte for byte but for the length of the body.
+What equals a head that was parsed and accepted means what that one meant; anything else goes through the
+parser. Nothing here decides what is well-formed.
 """
 
 import re
@@ -18,44 +18,26 @@ _SPECIAL: Final = frozenset((b"transfer-encoding", b"upgrade", b"expect"))
 """Headers that change how a body is framed, or what is sent before it."""
 
 
-def is_whole(begun: bytes, size: int, request: HttpRequest) -> bool:
-    """Whether the `size` bytes given to a parser that stood between two requests, of which the first are `begun`,
-    were exactly this request: no part of another one is in the parser.
+class CutHead:
+    """A head, cut in two around the digits of its `content-length`."""
 
-    A chunked body never passes, because its framing is longer than the body.
-    """
-    head_size = begun.find(b"\r\n\r\n") + 4
-    return head_size >= 4 and size == head_size + len(request.body) and b"upgrade" not in request.headers
+    __slots__ = ("_after", "_before")
 
-
-class HeadMemory:
-    """One head, cut in two around the digits of its `content-length`."""
-
-    __slots__ = ("_after", "_before", "_request")
-
-    def __init__(self, before: bytes, after: bytes, request: HttpRequest) -> None:
+    def __init__(self, before: bytes, after: bytes) -> None:
         self._before = before
         self._after = after
-        self._request = request
 
     @classmethod
-    def of(cls, begun: bytes, request: HttpRequest) -> "HeadMemory | None":
-        """`begun` is how a whole request (`is_whole`) came. None if it is of a kind that is not remembered."""
-        end = begun.find(b"\r\n\r\n") + 4
+    def of(cls, begun: bytes, headers: dict[bytes, bytes]) -> "CutHead | None":
+        """`begun`: how a message came that had these headers. None if its head cannot be known again."""
+        end = begun.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) + 4
         length = _LENGTH.search(begun, 0, end)
-        if length is None or not request.is_keep_alive or request.is_http_1_0:
+        if end < 4 or length is None or not _SPECIAL.isdisjoint(headers):
             return None
-        if not _SPECIAL.isdisjoint(request.headers):
-            return None
-        known = HttpRequest(
-            request.method, request.path, request.query, request.headers.copy(), b"", request.client_address
-        )
-        return cls(begun[: length.start(1)], begun[length.end(1) : end], known)
+        return cls(begun[: length.start(1)], begun[length.end(1) : end])
 
-    def recall(self, data: bytes) -> tuple[HttpRequest, int, int] | None:
-        """(the request without its body, the length of the body, where in `data` it begins), if `data` begins with
-        this head.
-        """
+    def match(self, data: bytes) -> tuple[bytes, int] | None:
+        """(digits of the body's length, where in `data` the body begins), if `data` begins with this head."""
         before = self._before
         if not data.startswith(before):
             return None
@@ -64,8 +46,83 @@ class HeadMemory:
         digits = data[start:end]
         if end < 0 or not digits.isdigit() or not data.startswith(self._after, end):
             return None
+        return digits, end + len(self._after)
+
+
+class KnownRequest:
+    """What a client's last request was, but for its body."""
+
+    __slots__ = ("_head", "_request")
+
+    def __init__(self, head: CutHead, request: HttpRequest) -> None:
+        self._head = head
+        self._request = request
+
+    @classmethod
+    def of(cls, begun: bytes, request: HttpRequest) -> "KnownRequest | None":
+        """`begun` is how a whole request (`is_whole`) came. None if it is of a kind that is not remembered."""
+        head = CutHead.of(begun, request.headers)
+        if head is None or not request.is_keep_alive or request.is_http_1_0:
+            return None
+        headers = request.headers.copy()
+        return cls(
+            head,
+            HttpRequest(request.method, request.path, request.query, headers, b"", request.client_address),
+        )
+
+    def recall(self, data: bytes) -> tuple[HttpRequest, int, int] | None:
+        """(the request without its body, the length of the body, where in `data` it begins), if `data` begins with
+        this head.
+        """
+        found = self._head.match(data)
+        if found is None:
+            return None
+        digits, body_at = found
         known = self._request
         headers = known.headers.copy()
         headers[b"content-length"] = digits
         request = HttpRequest(known.method, known.path, known.query, headers, b"", known.client_address)
-        return request, int(digits), end + len(self._after)
+        return request, int(digits), body_at
+
+
+class KnownReply:
+    """What a server's last reply was, but for its body."""
+
+    __slots__ = ("_head", "_headers", "status")
+
+    def __init__(self, head: CutHead, status: int, headers: dict[bytes, bytes]) -> None:
+        self._head = head
+        self._headers = headers
+        self.status = status
+
+    @classmethod
+    def of(cls, data: bytes, status: int, headers: dict[bytes, bytes]) -> "KnownReply | None":
+        """`data` was read at once and held this reply, whole, after which the connection stays. None if it held more
+        or is of a kind that is not remembered.
+        """
+        head = CutHead.of(data, headers) if status == 200 else None
+        if head is None or len(data) != data.find(b"\r\n\r\n") + 4 + int(headers[b"content-length"]):
+            return None
+        return cls(head, status, headers.copy())
+
+    def recall(self, data: bytes) -> tuple[dict[bytes, bytes], bytes] | None:
+        """(headers, body), if `data` is a whole reply with this head and nothing else."""
+        found = self._head.match(data)
+        if found is None:
+            return None
+        digits, body_at = found
+        if len(data) - body_at != int(digits):
+            return None
+        headers = self._headers.copy()
+        headers[b"content-length"] = digits
+        return headers, data[body_at:]
+
+
+def is_whole(begun: bytes, size: int, request: HttpRequest) -> bool:
+    """Whether the `size` bytes given to a parser that stood between two requests, of which the first are `begun`,
+    were exactly this request: no part of another one is in the parser.
+
+    A chunked body never passes, because its framing is longer than the body.
+    """
+    head_size = begun.find(b"\r\n\r\n") + 4
+    return head_size >= 4 and size == head_size + len(request.body) and b"upgrade" not in request.headers

@@ -16,7 +16,7 @@ import httptools
 
 from headrace import bounds
 from headrace.http.errors import RequestRefused
-from headrace.http.head_memory import HEAD_BYTES_MAX, HeadMemory, is_whole
+from headrace.http.head_memory import HEAD_BYTES_MAX, KnownRequest, is_whole
 from headrace.http.limits import HttpLimits
 from headrace.http.message import HttpRequest, parse_target
 
@@ -78,9 +78,9 @@ class RequestParser:
         "_is_last",
         "_is_replaying",
         "_is_upgrade",
+        "_known",
         "_known_body_left",
         "_limits",
-        "_memory",
         "_parser",
         "_request",
         "_url",
@@ -124,7 +124,7 @@ class RequestParser:
         self._is_last = False
         self._is_upgrade = False
         self._is_replaying = False
-        self._memory: HeadMemory | None = None
+        self._known: KnownRequest | None = None
         self._is_between = True
         """Whether it is certain that nothing of a request has been given to the C parser."""
         self._begun = b""
@@ -138,7 +138,7 @@ class RequestParser:
         if self._known_body_left:
             return self._feed_known_body(data)
         if self._is_between:
-            rest = None if self._memory is None else self._feed_known(self._memory, data)
+            rest = None if self._known is None else self._feed_known(self._known, data)
             if rest is not None:
                 return rest
             self._is_between = False
@@ -156,13 +156,13 @@ class RequestParser:
         begun, self._begun = self._begun, b""
         if is_whole(begun, self._fed_bytes, request):
             self._is_between = True
-            self._memory = HeadMemory.of(begun, request)
+            self._known = KnownRequest.of(begun, request)
 
-    def _feed_known(self, memory: HeadMemory, data: bytes) -> bytes | None:
+    def _feed_known(self, known: KnownRequest, data: bytes) -> bytes | None:
         """As `feed`, for a request with a head that was parsed before. None, and nothing done, if it is none."""
         if self._is_last or self.refusal is not None:
             return None
-        recalled = memory.recall(data)
+        recalled = known.recall(data)
         if recalled is None:
             return None
         request, length, body_at = recalled

@@ -48,9 +48,10 @@ class RequestRate:
         number = (self._tolerance_us - (early_us if early_us > 0 else 0)) // self._interval_us + 1
         return number if number > 0 else 0
 
-    def reset_us(self, now_us: int) -> int:
-        """Time until a whole burst passes again."""
-        return max(0, self._tat_us - now_us)
+    def room(self, rps: float, now_us: int) -> tuple[int, int, int]:
+        """(requests that pass now, requests per second, milliseconds until all pass again)"""
+        early_us = self._tat_us - now_us
+        return self.remaining(rps, now_us), int(rps) or 1, early_us // 1000 if early_us > 0 else 0
 
     def is_idle(self, now_us: int) -> bool:
         """Whether the past no longer matters."""
