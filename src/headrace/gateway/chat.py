@@ -22,6 +22,7 @@ from headrace.gateway.exchange import Exchange, usage_headers
 from headrace.gateway.identify import require_scope
 from headrace.identity import Identity
 from headrace.ledger.records import Reservation
+from headrace.request.messages import Message
 
 MESSAGE_OVERHEAD_TOKENS: Final = 16
 """What a chat template adds to a message, at most, in the bound."""
@@ -65,10 +66,8 @@ class ChatCompletions:
     async def _accept(self, exchange: Exchange, identity: Identity, call: ChatCall) -> Operation:
         """Accept with a proven upper bound of the prompt; where bounds would refuse it, with exact counts."""
         # A token stands for at least one byte, so the bytes of a prompt bound its tokens from above.
-        bound = MESSAGE_OVERHEAD_TOKENS * (len(call.messages) + 1)
-        for message in call.messages:
-            text = message.content
-            bound += len(text) if text.isascii() else len(text.encode())
+        bound = _bytes_max(call.messages, exchange.request.body)
+        bound += MESSAGE_OVERHEAD_TOKENS * (len(call.messages) + 1)
         prompt_tokens, is_exact = bound, False
         for tries_left in reversed(range(ACCEPT_TRIES_MAX)):
             reservation = self._reservation(exchange, identity, call, prompt_tokens=prompt_tokens)
@@ -180,6 +179,21 @@ class ChatCompletions:
             queue_enter_ts=self._clock.wall_us(),
             trace_id=exchange.trace_id,
         )
+
+
+def _bytes_max(messages: list[Message], body: bytes) -> int:
+    """No fewer than the bytes of these messages' text, which came in `body`; hardly more."""
+    characters, is_ascii = 0, True
+    for message in messages:
+        characters += len(message.content)
+        is_ascii = is_ascii and message.content.isascii()
+    if is_ascii:
+        return characters
+    # JSON is never shorter than the text it stands for. Where it is at most an eighth longer, that will do:
+    # to encode a long text only to learn its length costs as much as to decode it.
+    if len(body) * 8 <= characters * 9:
+        return len(body)
+    return sum([len(message.content.encode()) for message in messages])
 
 
 def _json_body(exchange: Exchange) -> bytes:
