@@ -159,11 +159,12 @@ class AdmissionController:
         if request_id in self.entries:
             raise IllegalTransition(f"{request_id} is accepted a second time")
         accounts = applicant.accounts
-        size = _size(applicant, book.tightest_room(accounts, now_us))
+        room = book.tightest_room(accounts, now_us)
+        size = _size(applicant, room)
         ask = Ask(
             prompt_tokens=applicant.prompt_tokens, total_tokens=size.total, is_stream=applicant.is_stream
         )
-        excess = book.decide(accounts, ask, now_us)
+        excess = book.decide(accounts, ask, now_us, room=room)
         if excess is not None:
             self._ask_for_counts(applicant, excess)
             raise LimitReached(excess)

@@ -68,11 +68,15 @@ class Account:
         )
 
 
-def decide(accounts: Iterable[Account], ask: Ask, now_us: int) -> Excess | None:
-    """The first limit that the request would exceed; None if it fits everywhere. Changes nothing."""
+def decide(accounts: Iterable[Account], ask: Ask, now_us: int, *, room: int | None = None) -> Excess | None:
+    """The first limit that the request would exceed; None if it fits everywhere. Changes nothing.
+
+    `room`: what `tightest_room` said at the same instant, where it was asked.
+    """
+    has_room = room is not None and ask.total_tokens <= room
     for account in accounts:
         if account.limits is not UNLIMITED:
-            excess = _excess(account, ask, now_us)
+            excess = _excess(account, ask, now_us, has_room=has_room)
             if excess is not None:
                 return excess
     return None
@@ -143,7 +147,7 @@ def tightest_room(accounts: Iterable[Account], now_us: int) -> int | None:
     return tightest if tightest is None or tightest > 0 else 0
 
 
-def _excess(account: Account, ask: Ask, now_us: int) -> Excess | None:
+def _excess(account: Account, ask: Ask, now_us: int, *, has_room: bool) -> Excess | None:
     limits = account.limits
     if limits.max_prompt_tokens is not None and ask.prompt_tokens > limits.max_prompt_tokens:
         return _outright(
@@ -170,7 +174,7 @@ def _excess(account: Account, ask: Ask, now_us: int) -> Excess | None:
                 requested=1,
                 free_at_us=now_us + wait_us,
             )
-    if limits.tpm is None:
+    if limits.tpm is None or has_room:
         return None
     window = account.window
     used = window.used(now_us)

@@ -42,7 +42,15 @@ class TokenWindow:
         """Replace a hold by what was really used."""
         assert 0 <= held <= self.held
         self.held -= held
-        if tokens:
+        if not tokens:
+            return
+        settled = self._settled
+        if settled and now_us - settled[-1][0] < _GRAIN_US and now_us >= settled[-1][1]:
+            last = settled[-1]
+            last[1] = now_us
+            last[2] += tokens
+            self._settled_sum += tokens
+        else:
             self.add(tokens, now_us)
 
     def add(self, tokens: int, settled_us: int) -> None:

@@ -64,8 +64,8 @@ class TenantCounters:
             for counter in self._changed:
                 self._waiting.set(counter, counter.value)
             self._changed.clear()
-        lowest = self._waiting.rank() if len(self._waiting) else self._last_start()
-        return max(self.base, lowest)
+        lowest = self._waiting.rank() if self._waiting else self._last_start()
+        return lowest if lowest > self.base else self.base
 
     def enter(self, tenant: str, weight: float) -> TenantCounter:
         """A request of this tenant begins to wait."""
@@ -73,8 +73,10 @@ class TenantCounters:
         if counter is None:
             counter = self._counters[tenant] = TenantCounter(tenant, self.start(), weight)
         elif counter.num_waiting == 0:
-            counter.value = max(counter.value, self.start())
-        if counter in self._idle:
+            start = self.start()
+            if start > counter.value:
+                counter.value = start
+        if not counter.num_granted:
             self._idle.discard(counter)
         counter.weight = weight
         counter.num_waiting += 1
@@ -122,7 +124,8 @@ class TenantCounters:
         self._rest(counter)
 
     def _last_start(self) -> float:
-        return self._last if self._last_counter is None else min(self._last, self._last_counter.value)
+        last, counter = self._last, self._last_counter
+        return last if counter is None or last < counter.value else counter.value
 
     def _stop_waiting(self, counter: TenantCounter) -> None:
         counter.num_waiting -= 1
