@@ -6,7 +6,7 @@ MODELS := $(VENV)/share/headrace/models
 GGUF := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev serve test simulate simulate-bugs check format bench accept kills overload soak reproducible lock clean
+.PHONY: help install dev serve test simulate simulate-bugs simulate-fair check format bench accept kills overload soak reproducible lock clean
 
 help: ## what can be done here
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -26,6 +26,9 @@ simulate: dev ## a thousand simulated worlds with faults and crashes, about a mi
 
 simulate-bugs: dev ## show that the simulation finds bugs planted on purpose
 	$(BIN)/python -m tests.simulation --all-bugs $(ARGS)
+
+simulate-fair: dev ## ten thousand histories of the fair queue with cancels and crashes, then planted bugs; three minutes
+	$(BIN)/python -m tests.scheduling.fair_histories --seeds 10000 --bugs $(ARGS)
 
 check: dev ## formatting, lint, types, import rules
 	$(BIN)/ruff format --check .

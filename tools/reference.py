@@ -25,7 +25,7 @@ from headrace.config.loading import schema
 from headrace.config.settings import Settings
 from headrace.core.metrics import WATCHED, CoreMetrics
 from headrace.errors import Refusal
-from headrace.telemetry.families import CounterFamily, HistogramFamily
+from headrace.telemetry.families import CounterFamily, GaugeFamily, HistogramFamily
 from headrace.worker.stats import StepStats
 
 ROOT = Path(__file__).parent.parent
@@ -244,7 +244,11 @@ def metrics_page() -> str:
             suffix = "_total" if metric.type == "counter" else ""
             collector = registry._names_to_collectors[metric.name]
             # Ours say it themselves, the library's keep it to themselves.
-            names = collector.labels if isinstance(collector, CounterFamily | HistogramFamily) else ()
+            names = (
+                collector.labels
+                if isinstance(collector, CounterFamily | GaugeFamily | HistogramFamily)
+                else ()
+            )
             labels = ", ".join(names or getattr(collector, "_labelnames", ()))
             lines.append(f"| `{metric.name}{suffix}` | {metric.type} | {labels} | {metric.documentation} |")
         lines.append("")

@@ -38,6 +38,16 @@ WRITE_STALL_SECONDS_MAX: Final = 60.0
 WRITE_STALL_BYTES_MIN: Final = 16 * KIB
 """A client that takes less than this in `WRITE_STALL_SECONDS_MAX` while bytes wait for it is disconnected."""
 
+# --- what is told of a queue --------------------------------------------------------------------
+QUEUE_POSITIONS_AT_ENTRY: Final = 32
+"""A request that begins to wait is told its position among so many; behind them, that it is behind them."""
+QUEUE_POSITIONS_MAX: Final = 256
+"""So many have exact positions where somebody asks for the queue. Each takes a few microseconds to find."""
+QUEUE_LIST_MAX: Final = 100
+"""A tenant's own waiting requests in one reply."""
+QUEUE_TENANTS_MAX: Final = 200
+"""Tenants of one model's queue in one reply to an administrator."""
+
 # --- connections and buffers ------------------------------------------------------------------
 CONNECTIONS_MAX: Final = 4096
 WRITE_BUFFER_HIGH: Final = 64 * KIB
@@ -107,6 +117,21 @@ smaller piece of a prompt is computed by itself if it can be avoided: a call has
 BATCH_COST_ALPHA_MIN: Final = 0.3
 BATCH_COST_ALPHA_MAX: Final = 1.0
 """How much of a longest answer counts when a static batch is collected."""
+
+# --- the simulator -----------------------------------------------------------------------------
+TRACE_BYTES_MAX: Final = 2048 * MIB
+"""Of a trace or decision log, unpacked."""
+TRACE_REQUESTS_MAX: Final = 10_000_000
+"""Of a trace, or a synthetic load."""
+TRACE_TOKENS_MAX: Final = 10_000_000
+"""Of a prompt or an answer in a trace."""
+TRACE_SECONDS_MAX: Final = 100_000_000
+"""From the first request of a trace to the last: three years."""
+TRACE_TIME_US_MAX: Final = 4 * 10**15
+"""Times in traces are at most so far from 0: traces that count from 1970 end in 2096."""
+SIMULATED_WORKERS_MAX: Final = 1000
+SIMULATED_SLOTS_MAX: Final = 4096
+SEED_MAX: Final = 2**63 - 1
 
 # --- sessions -----------------------------------------------------------------------------------
 SESSIONS_MAX: Final = 100_000

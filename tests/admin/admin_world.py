@@ -16,7 +16,7 @@ from headrace.clock import SystemClock
 from headrace.core.control import ControlServer
 from headrace.core.directory import Directory
 from headrace.core.failure import ControlFailure
-from headrace.core.messages import ModelView, WorkerView
+from headrace.core.messages import ModelView, QueueView, TenantQueueView, WaitingView, WorkerView
 from headrace.core.refunds import Refunds
 from headrace.ledger.records import OperationRecord, Reservation
 from headrace.store.journal import Journal
@@ -37,6 +37,30 @@ WORKER = WorkerView(
 def no_model(model_id: str, changes: dict[str, int | float | None], actor: str) -> ModelView:
     """There is no core behind this world, so there are no models."""
     raise ControlFailure(404, "model_not_found", f"there is no model {model_id!r}")
+
+
+QUEUE = QueueView(
+    model="smol", policy="fair", length=1, length_max=8, tokens=30, tokens_max=100,
+    waiting_by_class={"interactive": 1, "batch": 0}, running=4, places=4, tenants_waiting=1, jain_index=1.0,
+    tenants=[
+        TenantQueueView(tenant="a", waiting=1, running=4, weight=2.0, share=1.0, lead=0.0, received_60s=70.5)
+    ],
+    requests=[
+        WaitingView(
+            request_id="req_1", tenant="a", api_key_id="k", position=1, is_position_exact=True, waited_ms=12,
+            reason="replicas_full", reason_text="every place is taken", share=1.0, service_class="interactive",
+            priority=0, tokens=30,
+        )
+    ],
+)  # fmt: skip
+
+
+def one_queue(model_id: str | None, limit: int) -> list[QueueView]:
+    if limit > 256:
+        raise ControlFailure(400, "invalid_limit", "limit is from 1 to 256", "limit")
+    if model_id not in (None, "smol"):
+        raise ControlFailure(404, "model_not_found", f"there is no model {model_id!r}")
+    return [QUEUE]
 
 
 class AdminWorld:
@@ -84,6 +108,7 @@ class AdminWorld:
             refund=Refunds(self.journal, self.directory, SystemClock()).refund,
             list_models=list,
             update_model=no_model,
+            list_queues=one_queue,
         )
         await self.server.start(self.socket)
 

@@ -16,7 +16,7 @@ import headrace.core
 from headrace.admin import guard, problems
 from headrace.identity import KeyVerifier, SigningKey, issue
 from headrace.ledger.records import OperationRecord
-from tests.admin.admin_world import WORKER, AdminWorld
+from tests.admin.admin_world import QUEUE, WORKER, AdminWorld
 
 FUTURE_US = 9_000_000_000_000_000
 
@@ -455,6 +455,7 @@ ROUTES = [
     ("GET", "/admin/v1/usage"),
     ("GET", "/admin/v1/usage/req_1"),
     ("POST", "/admin/v1/usage/req_1/refund"),
+    ("GET", "/admin/v1/queue"),
     ("GET", "/admin/v1/workers"),
     ("GET", "/admin/v1/models"),
     ("PATCH", "/admin/v1/models/model_1"),
@@ -615,3 +616,13 @@ def test_no_key_is_in_the_log(world: AdminWorld) -> None:
     assert any("[redacted]" in line.get("path", "") for line in lines)
     for part in world.key.removeprefix("hr_admin_").split("."):
         assert part not in log
+
+
+def test_the_queue_of_every_model(world: AdminWorld) -> None:
+    shown = world.http.get("/admin/v1/queue").json()
+    assert shown == {"data": [json.loads(msgspec.json.encode(QUEUE))]}
+    assert world.http.get("/admin/v1/queue", params={"model": "smol", "limit": 3}).json() == shown
+    is_problem(world.http.get("/admin/v1/queue?model=x"), 404, "model_not_found")
+    is_problem(world.http.get("/admin/v1/queue?limit=257"), 400, "invalid_limit", "limit")
+    is_problem(world.http.get("/admin/v1/queue?limit=many"), 400, "invalid_limit", "limit")
+    is_problem(world.http.get("/admin/v1/queue?after=x"), 400, "unknown_field", "after")

@@ -73,6 +73,7 @@ class Desk:
             is_exact=more.get("is_exact", False),
             can_be_counted=more.get("can_be_counted", False),
             is_final=more.get("is_final", False),
+            may_be_shortened=more.get("may_be_shortened", False),
             demand=more.get("demand"),
         )
         return self.controller.accept(applicant, self.now_us)
@@ -174,6 +175,26 @@ def test_a_missing_maximum_is_made_to_fit_and_said() -> None:
     assert desk.used() == (0, 50)
     free = Desk().accept(prompt=10, answer=None, context=60).size
     assert (free.maximum, free.total, free.is_clamped, free.is_limited) == (60, 60, False, False)
+
+
+def test_rather_a_shorter_answer_than_a_refusal_but_not_for_a_bound() -> None:
+    desk = Desk(tenant=Limits(tpm=100))
+    size = desk.accept(prompt=10, answer=50, may_be_shortened=True).size
+    assert (size.maximum, size.is_shortened) == (50, False), "it fits"
+    with pytest.raises(NeedsCount):
+        desk.accept(prompt=20, answer=50, may_be_shortened=True, can_be_counted=True)
+    size = desk.accept(prompt=10, answer=50, may_be_shortened=True).size
+    assert (size.maximum, size.total, size.is_shortened, size.is_limited) == (30, 40, True, True)
+    assert desk.used() == (0, 100)
+    desk.check()
+    for more in ({}, {"may_be_shortened": True}):
+        with pytest.raises(LimitReached):
+            desk.accept(prompt=1, answer=1, **more)
+    narrow = Desk(tenant=Limits(tpm=100, max_prompt_tokens=5))
+    with pytest.raises(LimitReached):  # a shorter answer makes no prompt shorter
+        narrow.accept(prompt=10, answer=10, may_be_shortened=True)
+    with pytest.raises(LimitReached):  # of no use any more
+        narrow.accept(prompt=85 + 4, answer=50, may_be_shortened=True)
 
 
 def test_waiting_takes_neither_concurrency_nor_streams_and_putting_back_returns_them() -> None:

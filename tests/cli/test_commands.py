@@ -223,6 +223,24 @@ def test_workers_and_models(run: Run) -> None:
     assert "smol" in run("models", "list").output
 
 
+def test_the_queue(run: Run) -> None:
+    shown = run("queue")
+    assert shown.exit_code == 0, shown.output
+    models, tenants, requests = (part.splitlines() for part in shown.output.strip().split("\n\n"))
+    assert dict(zip(models[0].split(), models[1].split(), strict=True))["length"] == "1"
+    assert dict(zip(tenants[0].split(), tenants[1].split(), strict=True))["received_60s"] == "70.5"
+    row = dict(zip(requests[0].split(), requests[1].split(), strict=True))
+    assert (row["position"], row["tenant"], row["reason"]) == ("1", "a", "replicas_full")
+    assert (
+        json.loads(run("queue", "--model", "smol", "--json").output)[0]["requests"][0]["request_id"]
+        == "req_1"
+    )
+    refused = run("queue", "--model", "nothing")
+    assert refused.exit_code == 1
+    assert "[model_not_found]" in refused.stderr
+    assert run("queue", "--limit", "0").exit_code == 2
+
+
 def test_refusals_are_said_and_exit_with_1(run: Run) -> None:
     refused = run("tenants", "show", "nobody")
     assert refused.exit_code == 1

@@ -37,6 +37,11 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
         ("models: [{id: a, upstream: 'ftp://h'}]", "models[0].upstream: "),
         ("models: [{id: a, path: x, engine: {max_batch_size: 128, max_batch_tokens: 64}}]", "max_batch_tokens"),
         ("models: [{id: a, path: x, engine: {target_step_ms: 900, idle_step_ms: 100}}]", "idle_step_ms"),
+        ("models: [{id: a, path: x, workers: 2, dedicated_workers: {t: 2}}]", "dedicated_workers"),
+        ("models: [{id: a, path: x, degrade_to: b}]", "no model 'b'"),
+        ("models: [{id: a, path: x, degrade_to: b}, {id: b, path: x, degrade_to: a}]", "a to b to a"),
+        ("models: [{id: a, upstream: 'http://h/v1', scheduling: {preemption: true}}]", "scheduling.preemption"),
+        ("models: [{id: a, path: x, engine: {batching: static}, scheduling: {preemption: true}}]", "preemption"),
     ],
 )  # fmt: skip
 def test_mistakes_in_a_file_are_named_with_their_place(tmp_path: Path, text: str, says: str) -> None:

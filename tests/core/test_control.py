@@ -38,6 +38,13 @@ async def no_operation(request_id: str, reason: str, actor: str) -> OperationRec
     raise ControlFailure(404, "operation_not_found", f"{request_id}: {reason} ({actor})")
 
 
+def no_queues(model_id: str | None, limit: int) -> list[m.QueueView]:
+    """There is no core behind this server, so nobody waits."""
+    if model_id is not None:
+        raise ControlFailure(404, "model_not_found", f"there is no model {model_id!r} with {limit} requests")
+    return []
+
+
 class World:
     """A directory behind a server on a real socket."""
 
@@ -53,6 +60,7 @@ class World:
             refund=no_operation,
             list_models=list,
             update_model=no_model,
+            list_queues=no_queues,
         )
         self.client = CoreClient(self.path, timeout_s=5)
 
@@ -106,6 +114,9 @@ async def test_every_request_is_answered(world: World) -> None:
     admin = world.directory.create_admin_key(actor="me").view.jti
     assert await call(m.CheckAdminKey(jti=admin), m.Done) == m.Done()
     assert (await call(m.ListWorkers(), m.WorkersReply)).workers == [WORKER]
+    assert (await call(m.ListQueues(), m.QueuesReply)).queues == []
+    with pytest.raises(ControlFailure, match="'x' with 7"):
+        await call(m.ListQueues(model="x", limit=7), m.QueuesReply)
     assert await call(m.FlushLedger(), m.Done) == m.Done()
     assert world.flushed == 1
     assert world.directory._store.changes()[1][1].actor == "key_a"
@@ -286,6 +297,7 @@ async def test_a_socket_left_by_a_dead_process_is_replaced(world: World, tmp_pat
         refund=no_operation,
         list_models=list,
         update_model=no_model,
+        list_queues=no_queues,
     )
     await server.start(path)
     client = CoreClient(path)
@@ -305,6 +317,7 @@ async def test_what_is_no_socket_is_left_alone(world: World, tmp_path: Path) -> 
         refund=no_operation,
         list_models=list,
         update_model=no_model,
+        list_queues=no_queues,
     )
     with pytest.raises(SetupError, match="cannot listen"):
         await server.start(path)

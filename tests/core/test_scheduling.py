@@ -12,6 +12,7 @@ from headrace.admission.invariants import check
 from headrace.config.scheduling import SchedulingSettings
 from headrace.config.settings import ModelSettings
 from headrace.core.operation import Operation
+from headrace.core.replica import ReplicaBusy
 from headrace.ledger.closing import CLIENT_CLOSED, COMPLETED, Counts
 from headrace.ledger.records import Reservation
 from tests.core.test_core import SilentReplica, World
@@ -248,12 +249,47 @@ async def test_a_stopped_request_that_loses_its_place_is_told(hall: Hall) -> Non
     stopped = hall.replica.answers[1].stopped
     assert stopped is not None
     stopped(7)
+    assert hall.core.metrics.registry.get_sample_value("headrace_preempted_total", {"model": "m"}) == 1
     # Its client leaves while it waits: what it holds is given back, its place in the queue too.
     await hall.core.settle(running[1], CLIENT_CLOSED, Counts(source="engine", completion_tokens=7))
     check(hall.core.controller, hall.clock.monotonic_us())
     assert model.queue.num_waiting == 0
     for one in (running[0], short):
         await hall.core.settle(one, COMPLETED, Counts(source="engine"))
+
+
+async def test_where_a_request_stood_is_noted_when_it_begins_to_wait(hall: Hall) -> None:
+    hall.tenant("flood")
+    hall.tenant("few", weight=3.0)
+    running = hall.ask("flood")
+    assert running.wait is None, "it did not"
+    flood = [hall.ask("flood") for _ in range(40)]
+    few = hall.ask("few")
+    assert few.wait is not None and flood[-1].wait is not None
+    assert (few.wait.position, few.wait.is_exact, few.wait.tenant_share) == (2, True, 0.75)
+    last = flood[-1].wait
+    assert (last.position, last.is_exact, last.reason) == (40, False, "replicas_full"), (
+        "behind its own, at least"
+    )
+    await running.granted()
+    hall.core.put_back(running, ReplicaBusy())
+    assert running.wait is not None
+    assert (running.wait.position, running.wait.reason) == (1, "replica_paused")
+    for one in (running, few, *flood):
+        await hall.core.settle(one, CLIENT_CLOSED, Counts(source="none"))
+        assert one.record is not None
+
+
+async def test_what_a_tenant_got_lately_is_told_to_it(hall: Hall) -> None:
+    for name in ("one", "two"):
+        hall.tenant(name, isolation="shared", weight=9.0)
+    model = hall.core.models["m"]
+    assert hall.core.queues.of_tenant(model, "one")["tenant"]["weight"] == 1.0, "of all who share it together"
+    await hall.serve([hall.ask("one"), hall.ask("two"), hall.ask("acme")])
+    hall.core.note_progress(is_full_round=True)
+    told = {name: hall.core.queues.of_tenant(model, name)["tenant"] for name in ("one", "acme")}
+    assert (told["one"]["is_shared"], told["one"]["received_60s"]) == (True, 100.0), "10 + 2 * 20, of both"
+    assert (told["acme"]["is_shared"], told["acme"]["received_60s"]) == (False, 50.0)
 
 
 async def test_what_grows_longer_than_expected_is_charged_while_it_grows(hall: Hall) -> None:

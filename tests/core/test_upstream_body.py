@@ -73,3 +73,9 @@ def test_what_only_this_queue_understands_is_not_passed_on() -> None:
         "service_tier": "flex",
         "temperature": 0.5,
     }
+
+
+def test_a_maximum_of_ours_wins_over_every_name_of_the_clients() -> None:
+    body = json.dumps({"model": "m", "max_completion_tokens": 500, "allow_degrade": True}).encode()
+    sent = json.loads(upstream_body(body, is_stream=False, model="small", max_tokens=20, is_plain=False))
+    assert sent == {"model": "small", "max_completion_tokens": 20}

@@ -111,3 +111,26 @@ def test_nonsense_is_refused_and_changes_nothing(
     (model,) = served.admin("GET", "/admin/v1/models").json["data"]
     assert (model["id"], model["controls"]) == ("a/b", {})
     assert served.admin("PATCH", "/admin/v1/models/none", {}).status == 404
+
+
+def test_a_request_brings_its_own_window(tmp_path_factory: pytest.TempPathFactory) -> None:
+    engine = {"max_batch_size": 4, "batching": "static", "batch_wait_ms": 60_000, "stub": {}}
+    model = {"id": "s", "engine": {**engine, "offline_batch_wait_ms": 60_000}}
+    with platform(tmp_path_factory.mktemp("window"), models=[model]) as static:
+        patient = [
+            static.open_chat("a", max_tokens=2),
+            static.open_chat("b", max_tokens=2, latency_sla="throughput"),
+        ]
+        until(lambda: static.metric("headrace_running") == 2)
+        # Whoever cannot wait takes along who waits.
+        assert static.chat("c", max_tokens=2, latency_sla="low").status == 200
+        assert [one.reply().status for one in patient] == [200, 200]
+        assert static.metric("headrace_worker_batch_size_max", url=static.workers()[0]["metrics_url"]) == 3
+
+
+def test_a_static_batch_is_not_preempted(tmp_path_factory: pytest.TempPathFactory) -> None:
+    model = {"id": "s", "engine": {"max_batch_size": 2, "batching": "static", "stub": {}}}
+    with platform(tmp_path_factory.mktemp("static"), models=[model]) as static:
+        reply = static.admin("PATCH", "/admin/v1/models/s", {"preemption": True})
+        assert (reply.status, reply.json["code"]) == (400, "invalid_value")
+        assert "static batches" in reply.json["detail"]

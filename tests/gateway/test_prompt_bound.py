@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.api import chat
-from headrace.gateway.chat import _bytes_max
+from headrace.gateway.acceptance import _bytes_max
 
 TEXTS = st.lists(st.text(st.characters(codec="utf-8"), max_size=200), min_size=1, max_size=3)
 

@@ -19,8 +19,9 @@ from hypothesis.stateful import run_state_machine_as_test
 from headrace.scheduling.counters import TenantCounter, TenantCounters
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.lanes import Job
+from headrace.scheduling.preemption import RunningShares
 from tests.scheduling.fair_machine import FairMachine
-from tests.scheduling.fair_shares import check_backlogged, check_return
+from tests.scheduling.fair_shares import check_backlogged, check_return, check_stopping
 
 
 def _no_lift(counters: TenantCounters, tenant: str, weight: float) -> TenantCounter:
@@ -40,13 +41,19 @@ def _no_charge_at_the_grant(queue: FairQueue[Any], job: Job[Any]) -> float:
     return 0.0
 
 
+def _stopped_for_any(shares: RunningShares[Any], waiting: Job[Any], **terms: Any) -> Job[Any] | None:
+    return _VICTIM(shares, waiting, **{**terms, "charge": 0.0, "quantum": 0.0})
+
+
 _ENTER = TenantCounters.enter
 _GRANT = TenantCounters.grant
+_VICTIM = RunningShares.victim
 
 BUGS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "no-lift": (TenantCounters, "enter", _no_lift),
     "swapped-weights": (TenantCounters, "grant", _swapped_weight),
     "charged-at-the-end": (FairQueue, "_charge", _no_charge_at_the_grant),
+    "stopped-for-any": (RunningShares, "victim", _stopped_for_any),
 }
 
 
@@ -60,7 +67,7 @@ def planted(bug: str) -> Iterator[None]:
 def outside(seeds: int) -> str | None:
     """What the checks from outside find, or None."""
     for number in range(seeds):
-        for check in (check_backlogged, check_return):
+        for check in (check_backlogged, check_return, check_stopping):
             try:
                 check(number)
             except AssertionError as error:

@@ -116,6 +116,12 @@ class FairMachine(RuleBasedStateMachine):
         self.waiting[self.number] = Known(tenant, demand, prompt + expected)
         self.check_lift(tenant, before, self.active() if evicted else before)
 
+    @rule(tenant=st.sampled_from(TENANTS), prompt=st.sampled_from([1, 30, 100]), is_batch=st.booleans())
+    def enter_and_dispatch(self, tenant: str, prompt: int, is_batch: bool) -> None:
+        """Nobody looks in between, as in a server."""
+        self.enter(tenant, prompt, 5, 0, is_batch, 0, is_gated=True, may_start=True)
+        self.dispatch("", 99)
+
     def active(self) -> set[str]:
         return {known.tenant for known in self.waiting.values()}
 
@@ -205,29 +211,70 @@ class FairMachine(RuleBasedStateMachine):
         if not self.granted:
             return
         ticket = data.draw(st.sampled_from(sorted(self.granted)))
+        if is_preempted:
+            self.stop(ticket, data.draw(st.sampled_from(sorted(self.waiting) or [0])))
+            return
         known = self.granted.pop(ticket)
-        if is_preempted:
-            favoured = data.draw(st.sampled_from(sorted(self.waiting) or [0]))
-            self.queue.preempted(
-                ticket,
-                known.replica,
-                tokens=known.tokens,
-                output_tokens=known.output,
-                in_favour_of=favoured,
-            )
-            if self.waiting:
-                assert self.queue.position(favoured) <= len(self.waiting)
-        else:
-            self.queue.put_back(ticket, known.replica, tenant=known.tenant, tokens=known.tokens)
-        if is_preempted:
-            known.paid = max(known.paid, cost(known.demand, known.output))
-        else:
-            known.output = 0
+        self.queue.put_back(ticket, known.replica, tenant=known.tenant, tokens=known.tokens)
+        known.output = 0
+        self.waits_again(ticket, known)
+        assert self.queue.position(ticket) == 1
+
+    def stop(self, ticket: int, favoured: int) -> None:
+        known = self.granted.pop(ticket)
+        self.queue.preempted(
+            ticket, known.replica, tokens=known.tokens, output_tokens=known.output, in_favour_of=favoured
+        )
+        known.paid = max(known.paid, cost(known.demand, known.output))
+        self.waits_again(ticket, known)
+        if favoured in self.waiting:
+            assert self.queue.position(favoured) == 1
+
+    def waits_again(self, ticket: int, known: Known) -> None:
         self.charge(known, known.paid)
         known.has_answered = False
         self.waiting[ticket] = known
-        if not is_preempted:
-            assert self.queue.position(ticket) == 1
+
+    @rule(tenant=st.sampled_from(TENANTS), other=st.sampled_from(TENANTS))
+    def flood(self, tenant: str, other: str) -> None:
+        """More of one tenant's than there is place for, then a small one of another's."""
+        for number in range(4):
+            self.enter(tenant, 30, 5 * number, 0, False, 0, is_gated=True, may_start=True)
+            self.dispatch("", 99)
+        self.enter(other, 1, 0, 0, False, 0, is_gated=True, may_start=True)
+        self.preempt("")
+
+    @rule(blocked=st.sampled_from(["", "", "a", "bd"]))
+    def preempt(self, blocked: str) -> None:
+        """Stop somebody for another, as often as the queue says so: which it must not do for ever."""
+        for _ in range(40):
+            found = self.queue.preemption(lambda ticket: self.waiting[ticket].tenant not in blocked)
+            if found is None:
+                return
+            victim, favoured = found
+            most = max(self.running().values())
+            self.check_preemption(self.granted[victim], self.waiting[favoured], blocked)
+            self.stop(victim, favoured)
+            self.dispatch(blocked, 1)
+            assert max(self.running().values()) <= most + CLOSE, "the largest share grew"
+        raise AssertionError("they stop each other in turn")
+
+    def running(self) -> dict[str, float]:
+        """What each tenant has running, by weight."""
+        running = dict.fromkeys(TENANTS, 0.0)
+        for known in self.granted.values():
+            if not known.is_lost:
+                running[known.tenant] += known.charged / WEIGHTS[known.tenant]
+        return running
+
+    def check_preemption(self, victim: Known, favoured: Known, blocked: str) -> None:
+        assert self.policy.name == "fair"
+        assert not victim.is_lost and favoured.tenant not in blocked and victim.tenant != favoured.tenant
+        assert self.counter[victim.tenant] >= self.counter[favoured.tenant] - CLOSE, "it was behind"
+        running = self.running()
+        left = running[victim.tenant] - victim.charged / WEIGHTS[victim.tenant]
+        charge = max(favoured.charged, cost(favoured.demand, favoured.demand.expected_output_tokens))
+        assert left >= running[favoured.tenant] + charge / WEIGHTS[favoured.tenant] - CLOSE, "it has less now"
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
@@ -319,6 +366,33 @@ class FairMachine(RuleBasedStateMachine):
         for tenant, expected in self.counter.items():
             if self.queue.counters.get(tenant) is None:
                 assert self.queue.counters.base >= expected - CLOSE, f"{tenant} would be forgiven"
+
+    @invariant()
+    def the_first_are_found_without_looking_at_all(self) -> None:
+        expected = list(self.queue.expected_order())
+        for number in (1, 3, len(expected) + 1):
+            found = self.queue.in_expected_order(None, number_max=number)
+            # Those who gave up may stand in the way, but nobody is ever named out of turn.
+            assert [one.ticket for one in found] == expected[: len(found)]
+            assert [one.explanation.position for one in found] == list(range(1, len(found) + 1))
+            if len(expected) <= 16:
+                assert len(found) == min(number, len(expected))
+
+    @invariant()
+    def a_bounded_look_agrees_with_a_full_one(self) -> None:
+        for ticket in self.waiting:
+            full, bounded = self.queue.explain(ticket), self.queue.why(ticket, None, number_max=3)
+            assert full is not None and bounded is not None
+            if bounded.is_exact:
+                assert bounded.position == full.position
+            else:
+                assert bounded.position <= full.position
+            assert abs(bounded.tenant_share - full.tenant_share) < CLOSE
+        for tenant in TENANTS:
+            own = self.queue.waiting_requests_of(tenant, None, number_max=100, looked_at_max=2)
+            assert sorted(one.ticket for one in own) == sorted(
+                ticket for ticket, known in self.waiting.items() if known.tenant == tenant
+            )
 
     @invariant()
     def everybody_can_be_told_why(self) -> None:

@@ -1,4 +1,4 @@
-"""What tenants get over a whole run of a queue, checked from outside: shares, waits, returns."""
+"""What tenants get over a whole run of a queue, checked from outside: shares, waits, returns, who is stopped for whom."""
 
 import random
 from collections import defaultdict, deque
@@ -94,3 +94,84 @@ def check_return(seed: int) -> None:
         enter("here")
         turn(seen)
     assert abs(seen["back"] - seen["here"]) <= 2, f"seed {seed}: {dict(seen)}"
+
+
+class Stopping:
+    """Requests that come, and run until they are stopped for others; none of them ever ends."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = draw = random.Random(seed)
+        self.queue: FairQueue[int] = FairQueue(BOUNDS, QueuePolicy(quantum=draw.choice((0.0, 50.0))))
+        self.queue.add("r", capacity=draw.randint(2, 8))
+        self.weights = {name: draw.choice((0.5, 1.0, 4.0)) for name in "abcd"}
+        self.asked: list[tuple[str, float]] = []
+        """By ticket: its tenant and its cost by weight."""
+        self.running: set[int] = set()
+        self.waiting: set[int] = set()
+
+    def enter(self) -> None:
+        tenant = self.draw.choice("aaabcd")
+        weight = self.weights[tenant]
+        demand = Demand(
+            prompt_tokens=self.draw.choice((1, 10, 300)),
+            expected_output_tokens=self.draw.choice((0, 5, 200)),
+            weight=weight,
+            gate=self.draw.choice((None, "gate")),
+        )
+        ticket = len(self.asked)
+        self.asked.append((tenant, cost(demand) / weight))
+        self.waiting.add(ticket)
+        self.queue.enter(ticket, tenant=tenant, tokens=1, demand=demand)
+
+    def dispatch(self) -> list[int]:
+        granted = [ticket for ticket, _ in self.queue.dispatch()]
+        self.running |= set(granted)
+        self.waiting -= set(granted)
+        return granted
+
+    def share(self, tenant: str) -> float:
+        return sum(self.asked[ticket][1] for ticket in self.running if self.asked[ticket][0] == tenant)
+
+    def stop(self, victim: int, favoured: int) -> None:
+        (over, gone), (under, more) = self.asked[victim], self.asked[favoured]
+        assert over != under
+        assert self.share(over) - gone >= self.share(under) + more - 1e-6, "it has less than the other now"
+        assert victim == max(ticket for ticket in self.running if self.asked[ticket][0] == over)
+        self.queue.preempted(victim, "r", tokens=1, output_tokens=0, in_favour_of=favoured)
+        self.running.remove(victim)
+        self.waiting.add(victim)
+        assert self.dispatch() == [favoured], "another had the place"
+
+    def check_nobody_is_missed(self) -> None:
+        """A tenant without anything running, whose every request is smaller than what another would be left with."""
+        quantum = self.queue.policy.quantum
+        for under in "bcd":
+            costs = [self.asked[ticket][1] for ticket in self.waiting if self.asked[ticket][0] == under]
+            counter = self.queue.counters.get(under)
+            if not costs or self.share(under) or counter is None:
+                continue
+            mine = [ticket for ticket in self.running if self.asked[ticket][0] == "a"]
+            over = self.queue.counters.get("a")
+            if len(mine) > 1 and over is not None and over.value >= counter.value:
+                left = self.share("a") - self.asked[max(mine)][1]
+                assert left < max(costs) + quantum + 1e-6, f"{under} waits beside a flood"
+
+
+def check_stopping(seed: int) -> None:
+    """Whoever is stopped leaves its tenant with no less than the other has then; so nobody is stopped for ever."""
+    world = Stopping(seed)
+    for _ in range(40):
+        world.enter()
+        world.dispatch()
+        stopped: set[tuple[str, str]] = set()
+        for _ in range(len(world.asked) + 1):
+            found = world.queue.preemption()
+            if found is None:
+                break
+            over, under = (world.asked[ticket][0] for ticket in found)
+            assert (under, over) not in stopped, f"seed {seed}: {over} and {under} stop each other in turn"
+            stopped.add((over, under))
+            world.stop(*found)
+        else:
+            raise AssertionError(f"seed {seed}: they are stopped for ever")
+        world.check_nobody_is_missed()

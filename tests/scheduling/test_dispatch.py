@@ -47,6 +47,17 @@ def test_the_order_of_arrival_is_kept_and_a_refusal_changes_nothing() -> None:
     assert list(queue.dispatch()) == [("b", "r")]
 
 
+def test_of_equally_large_tenants_who_began_to_wait_first_gives_way() -> None:
+    for tenants in ("abc", "bca", "cab"):
+        queue: ModelQueue[str] = ModelQueue(bounds(length=6))
+        queue.expect("r")
+        for number in range(2):
+            for tenant in tenants:
+                enter(queue, f"{tenant}{number}", tenant=tenant, tokens=5)
+        evicted = [enter(queue, f"new{number}", tenant="new")[0] for number in range(3)]
+        assert evicted == [f"{tenant}1" for tenant in tenants]
+
+
 def test_more_places_are_there_at_once_and_fewer_wait_for_what_runs_to_end() -> None:
     queue: ModelQueue[int] = ModelQueue(bounds(length=10))
     queue.add("r", capacity=1)

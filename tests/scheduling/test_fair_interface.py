@@ -93,6 +93,11 @@ class SideBySide(RuleBasedStateMachine):
             for ticket in evicted:
                 del self.waiting[ticket]
 
+    @rule(tenant=st.sampled_from("abc"), tokens=st.sampled_from([1, 40]), blocked=st.sampled_from(["", "a"]))
+    def enter_and_dispatch(self, tenant: str, tokens: int, blocked: str) -> None:
+        self.enter(tenant, tokens, may_start=tenant not in blocked)
+        self.dispatch(blocked)
+
     @rule(blocked=st.sampled_from(["", "a", "b", "ab"]))
     def dispatch(self, blocked: str) -> None:
         def may_start(ticket: int) -> bool:

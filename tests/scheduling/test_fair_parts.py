@@ -2,7 +2,6 @@
 
 import heapq
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -15,7 +14,6 @@ from headrace.scheduling.fairness import (
     wait_percentiles,
 )
 from headrace.scheduling.lazy_heap import LazyHeap
-from headrace.scheduling.preemption import Running, victim
 from headrace.scheduling.prefill_share import share_out_by_length
 
 
@@ -86,29 +84,6 @@ def test_service_difference() -> None:
     assert service_difference([100, 60, 40], [500, 70, 500]) == 70
     assert service_difference([], []) == 0
     assert accumulated_difference([3, 9, 4]) == 6
-
-
-def running(ticket: str, counter: float, order: int, charge: float) -> Running[str]:
-    return Running(ticket=ticket, tenant=ticket[0], counter=counter, granted_order=order, charge=charge)
-
-
-@pytest.mark.parametrize(
-    ("quantum", "counter", "charge", "expected"),
-    [
-        (0.0, 10.0, 20.0, "a2"),
-        (0.0, 10.0, 21.0, None),  # it would have more running than `a` would have left
-        (10.0, 10.0, 10.0, "a2"),
-        (11.0, 10.0, 10.0, None),
-        (0.0, 51.0, 10.0, None),  # it had more than anybody, so it can wait
-        (0.0, 40.0, 10.0, "a2"),
-    ],
-)
-def test_the_victim(quantum: float, counter: float, charge: float, expected: str | None) -> None:
-    candidates = [running("a1", 50, 1, 20), running("a2", 50, 3, 10), running("b1", 30, 4, 15)]
-    assert victim(candidates, tenant="w", counter=counter, charge=charge, quantum=quantum) == expected
-    assert victim([], tenant="w", counter=0, charge=0, quantum=0) is None
-    own = [running("w1", 99, 5, 20), running("w2", 99, 6, 20)]
-    assert victim(own, tenant="w", counter=99, charge=0, quantum=0) is None
 
 
 @example([(33, True), (161, False)], 6, 1)

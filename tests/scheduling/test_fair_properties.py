@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.scheduling import fair_bugs
 from tests.scheduling.fair_machine import FairMachine
-from tests.scheduling.fair_shares import check_backlogged, check_return
+from tests.scheduling.fair_shares import check_backlogged, check_return, check_stopping
 
 FairMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 TestFairMachine = FairMachine.TestCase
@@ -22,6 +22,12 @@ def test_backlogged_tenants_are_never_further_apart_than_one_request(seed: int) 
 @given(st.integers(0, 10_000))
 def test_who_returns_gets_its_share_and_no_more(seed: int) -> None:
     check_return(seed)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000))
+def test_tenants_are_not_stopped_for_each_other_in_turn(seed: int) -> None:
+    check_stopping(seed)
 
 
 @pytest.mark.parametrize("bug", fair_bugs.BUGS)

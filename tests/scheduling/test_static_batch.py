@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.settings import EngineSettings
-from headrace.scheduling.batch_wait import LatencySla, batch_wait_ms
+from headrace.request.latency import LatencySla
+from headrace.scheduling.batch_wait import batch_wait_ms
 from headrace.scheduling.static_batch import Batch, BatchLimits, Member, StaticBatcher
 
 LIMITS = BatchLimits(tokens_max=100, size_max=4, alpha=0.5)
@@ -276,10 +277,10 @@ def could_join(batch: Batch, one: Member, limits: BatchLimits) -> bool:
 
 
 def test_presets() -> None:
-    def wait(sla: LatencySla | None) -> float | None:
+    def wait(sla: LatencySla) -> float | None:
         return batch_wait_ms(sla, interactive_wait_ms=8.0, offline_wait_ms=60.0)
 
-    assert (wait("low"), wait("normal"), wait(None), wait("throughput")) == (2.0, None, None, 60.0)
+    assert (wait("low"), wait("normal"), wait("throughput")) == (2.0, None, 60.0)
 
 
 @pytest.mark.parametrize(("interactive_ms", "offline_ms"), [(0.0, 50.0), (1.0, 0.0), (300.0, 50.0)])

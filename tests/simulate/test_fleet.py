@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from headrace.scheduling.fairness import percentile
 from headrace.scheduling.policy import POLICIES, PolicyName, QueuePolicy
 from headrace.simulate.engine import EngineModel
-from headrace.simulate.fleet import Outcome, Setup, decisions, simulate
+from headrace.simulate.fleet import simulate
 from headrace.simulate.measure import Figures, Window, measure
-from headrace.simulate.tables import OVERLOAD, PUBLISHED_ENGINE, TABLES, rerun
-from headrace.simulate.traces import decision_line, read
+from headrace.simulate.outcome import Outcome, Setup, decisions
+from headrace.simulate.published import OVERLOAD, TABLES
+from headrace.simulate.tables import PUBLISHED_ENGINE, REAL_TRACE, rerun
 from headrace.simulate.workload import LOADS, Arrival, Client, merged
 
 SMALL = EngineModel(slots=3, kv_tokens=600, cache_blocks=2, long_prompt_tokens=200)
@@ -79,28 +80,14 @@ def test_a_full_queue_refuses() -> None:
     assert figures.served + figures.refused == figures.requests == 500
 
 
-def test_a_decision_log_replays_to_the_same_decisions() -> None:
-    setup = Setup(name="x", workers=2)
-    first = simulate(setup, merged(LOADS["short-long"](), 30))
-    lines = [
-        decision_line(arrival, granted_us=served.granted_us, replica=served.replica).decode()
-        for arrival, served in decisions(first)
-    ]
-    again = simulate(setup, read(lines, name="log"))
-    start = first.arrivals[0].arrival_us
-    for (_, before), (_, after) in zip(decisions(first), decisions(again), strict=True):
-        assert before.replica == after.replica
-        assert abs(before.granted_us - start - after.granted_us) <= 1
-
-
 def figures_of(load: str, policy: QueuePolicy, *, duration_s: float = 600, engine: EngineModel) -> Figures:
     setup = Setup(name=policy.name, policy=policy, prediction="half", engine=engine)
     return measure(simulate(setup, merged(LOADS[load](), duration_s)), Window(duration_s=duration_s))
 
 
 def test_the_tables_are_met() -> None:
-    lines = list(rerun(None))
-    assert {line.table for line in lines} == {table.name for table in TABLES if table.load != "vtc-real"}
+    lines = list(rerun(TABLES, None))
+    assert {line.table for line in lines} == {table.name for table in TABLES if table.load != REAL_TRACE}
     assert [line for line in lines if line.is_met is False] == []
     far = [
         (line.run, line.figure, line.expected, line.obtained)

@@ -314,3 +314,19 @@ def test_whatever_happens_every_attempt_ends_in_one_record_and_no_slot_is_lost(
     bench.progress.close()
     for number in range(3):
         bench.engine.open(number, Sampling())
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, batch_tokens=32)
+    bench.submit("long", prompt=240, max_tokens=1)
+    bench.loop.step()
+    for number in range(3):
+        bench.submit(f"short{number}", prompt=12, max_tokens=1)
+    for _ in range(5):
+        bench.loop.step()
+    assert set(bench.records) == {"short0", "short1", "short2"}
+    # Beside an endless row of them it is read in all the same.
+    for number in range(3, 60):
+        bench.submit(f"short{number}", prompt=12, max_tokens=1)
+        bench.loop.step()
+    assert "long" in bench.records

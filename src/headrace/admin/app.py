@@ -24,6 +24,7 @@ from headrace.admin.bodies import (
     TenantUpdate,
     body_of,
     levels_of,
+    limit_of,
     limits_of,
     page_of,
     query_of,
@@ -194,6 +195,15 @@ def _add_usage(app: FastAPI, core: CoreClient, ledger: Path, clock: Clock) -> No
         changes = {name: getattr(body, name) for name in body.model_fields_set}
         update = m.UpdateModel(id=model_id, changes=changes)
         return _json((await core.call(update, m.ModelsReply, actor=_actor(request))).models[0])
+
+    @app.get("/admin/v1/queue")
+    async def queue(request: Request) -> Response:
+        """What waits and why, of all tenants: each model's queue with the first `limit` requests in the expected order;
+        of one model with `model`."""
+        query = query_of(request, ("model", "limit"))
+        limit = limit_of(query, default=100)
+        reply = await core.call(m.ListQueues(model=query.get("model"), limit=limit), m.QueuesReply)
+        return _json({"data": reply.queues})
 
     @app.get("/admin/v1/workers")
     async def workers() -> Response:

@@ -44,6 +44,8 @@ class _TenantBody(_Body):
     """Requests may ask for a priority up to this; a higher one is lowered to it. null is 0."""
     isolation: Isolation | None = None
     """`weighted`: a queue of its own; `shared`: one together with all of that mode; `dedicated`: workers of its own."""
+    allow_degrade: bool | None = None
+    """A request that would be refused may be served with less: a shorter answer, or a cheaper model."""
     limits: LimitValues = {}
     departments: dict[str, LimitValues | None] = {}
     """Each with its limits; `{}` is a department without any."""
@@ -200,10 +202,15 @@ def query_of(request: Request, allowed: tuple[str, ...]) -> dict[str, str]:
 
 def page_of(query: dict[str, str]) -> tuple[str | None, int]:
     """`after` and `limit` of a list. The core checks what they are worth."""
-    limit = query.get("limit", "1000")
+    return query.get("after"), limit_of(query, default=1000)
+
+
+def limit_of(query: dict[str, str], *, default: int) -> int:
+    """`limit` of a list. The core checks what it is worth."""
+    limit = query.get("limit", str(default))
     if not (limit.isascii() and limit.isdigit() and len(limit) <= 9):
         raise Problem(400, "invalid_limit", "limit is a whole number", param="limit")
-    return query.get("after"), int(limit)
+    return int(limit)
 
 
 _NUMBERS: Final = ("int", "float")

@@ -15,8 +15,11 @@ import msgspec
 
 from headrace.admission.accounts import Accounts
 from headrace.admission.entry import Entry, IllegalTransition, Phase
+from headrace.admission.size import Size, shortened, size_of
 from headrace.limits import book
 from headrace.limits.book import Account, Ask, Excess
+from headrace.scheduling.explain import Explanation
+from headrace.scheduling.explained_queue import WaitingRequest
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.policy import Demand
 
@@ -42,19 +45,6 @@ class NeedsTrim(Exception):
     def __init__(self, entries: list[Entry]) -> None:
         super().__init__(f"{len(entries)} hold a bound")
         self.entries = entries
-
-
-class Size(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How large a request may become, in tokens."""
-
-    maximum: int
-    """Most tokens of the answer: what the client asked for, or what stands in for it."""
-    total: int
-    """Prompt and answer: what is held."""
-    is_clamped: bool
-    """The client set no maximum and a limit made it smaller than the default."""
-    is_limited: bool
-    """Some level limits tokens, so the maximum has to be kept."""
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False):
@@ -87,6 +77,8 @@ class Applicant(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Whether a replica of the model can count a prompt."""
     is_final: bool = False
     """Do not ask for the counts of others any more."""
+    may_be_shortened: bool = False
+    """Rather a shorter answer than a refusal."""
     demand: Demand | None = None
     """What the queue decides by."""
     is_dedicated: bool = False
@@ -159,15 +151,7 @@ class AdmissionController:
         if request_id in self.entries:
             raise IllegalTransition(f"{request_id} is accepted a second time")
         accounts = applicant.accounts
-        room = book.tightest_room(accounts, now_us)
-        size = _size(applicant, room)
-        ask = Ask(
-            prompt_tokens=applicant.prompt_tokens, total_tokens=size.total, is_stream=applicant.is_stream
-        )
-        excess = book.decide(accounts, ask, now_us, room=room)
-        if excess is not None:
-            self._ask_for_counts(applicant, excess)
-            raise LimitReached(excess)
+        size, ask = self._fit(applicant, now_us)
         demand = applicant.demand
         entry = Entry(
             request_id=request_id,
@@ -217,6 +201,22 @@ class AdmissionController:
             book.grant(entry.accounts, is_stream=entry.is_stream)
             yield entry
 
+    def explain(self, entry: Entry, *, number_max: int) -> Explanation | None:
+        """Why a request waits and where it stands, exactly among the first `number_max`; None if it does not wait."""
+        return self.queues[entry.model_id].why(entry, _may_start, number_max=number_max)
+
+    def first_waiting(self, model_id: str, *, number_max: int) -> list[WaitingRequest[Entry]]:
+        """The first ones in the expected order."""
+        return self.queues[model_id].in_expected_order(_may_start, number_max=number_max)
+
+    def waiting_of(
+        self, model_id: str, tenant: str, *, number_max: int, looked_at_max: int
+    ) -> list[WaitingRequest[Entry]]:
+        """A tenant's own, with exact positions where they are among the first `looked_at_max` of all."""
+        return self.queues[model_id].waiting_requests_of(
+            tenant, _may_start, number_max=number_max, looked_at_max=looked_at_max
+        )
+
     def put_back(self, entry: Entry) -> None:
         """The replica was full after all: the request is the next one again, and the replica is paused
         until `FairQueue.pause` says otherwise.
@@ -231,12 +231,7 @@ class AdmissionController:
 
     def wants_preemption(self, model_id: str) -> tuple[Entry, Entry] | None:
         """(granted request to be stopped, waiting one to have its place), if the queue's rule wants that now."""
-        queue = self.queues[model_id]
-        waiting = queue.next_waiting(_may_start)
-        if waiting is None or waiting.home is not None:
-            return None
-        victim = queue.preempt_for(waiting)
-        return None if victim is None else (victim[0], waiting)
+        return self.queues[model_id].preemption(_may_start)
 
     def preempt(self, entry: Entry, *, output_tokens: int, in_favour_of: Entry) -> None:
         """A granted request has been stopped after so many tokens of its answer. It waits for a place where it was,
@@ -307,6 +302,30 @@ class AdmissionController:
         entry.move(Phase.CLOSED)
         del self.expired[entry.request_id]
 
+    def _fit(self, applicant: Applicant, now_us: int) -> tuple[Size, Ask]:
+        """How large the request may become, so that no limit stands against it."""
+        accounts = applicant.accounts
+        room = book.tightest_room(accounts, now_us)
+        size = size_of(
+            prompt_tokens=applicant.prompt_tokens,
+            max_tokens=applicant.max_tokens,
+            default_max_tokens=applicant.default_max_tokens,
+            context_tokens=applicant.context_tokens,
+            room=room,
+        )
+        ask = _ask(applicant, size)
+        excess = book.decide(accounts, ask, now_us, room=room)
+        if excess is None:
+            return size, ask
+        self._ask_for_counts(applicant, excess)
+        if excess.limit_type in TOKEN_LIMITS and room is not None and applicant.may_be_shortened:
+            shorter = shortened(size, prompt_tokens=applicant.prompt_tokens, room=room)
+            if shorter is not None:
+                ask = _ask(applicant, shorter)
+                if book.decide(accounts, ask, now_us, room=room) is None:
+                    return shorter, ask
+        raise LimitReached(excess)
+
     def _ask_for_counts(self, applicant: Applicant, excess: Excess) -> None:
         """A bound must not refuse what the exact counts would let pass: neither its own nor others'."""
         if excess.limit_type not in TOKEN_LIMITS:
@@ -344,25 +363,9 @@ class AdmissionController:
             book.release(entry.accounts, is_stream=entry.is_stream)
 
 
+def _ask(applicant: Applicant, size: Size) -> Ask:
+    return Ask(prompt_tokens=applicant.prompt_tokens, total_tokens=size.total, is_stream=applicant.is_stream)
+
+
 def _may_start(entry: Entry) -> bool:
     return book.may_start(entry.accounts, is_stream=entry.is_stream)
-
-
-def _size(applicant: Applicant, room: int | None) -> Size:
-    """What to hold, and the maximum that makes it enough."""
-    context = applicant.context_tokens
-    prompt = applicant.prompt_tokens
-    maximum = applicant.default_max_tokens if applicant.max_tokens is None else applicant.max_tokens
-    if context is not None:
-        maximum = min(maximum, context)
-    is_clamped = False
-    if applicant.max_tokens is None and room is not None and prompt + maximum > room > prompt:
-        is_clamped = True
-        maximum = room - prompt
-    total = prompt + maximum
-    return Size(
-        maximum=maximum,
-        total=total if context is None else min(total, context),
-        is_clamped=is_clamped,
-        is_limited=room is not None,
-    )

@@ -14,10 +14,9 @@ import msgspec
 from headrace import bounds
 from headrace.api import refusals
 from headrace.errors import Refusal
+from headrace.request.latency import LatencySla
 from headrace.request.messages import Message
 from headrace.request.sampling import Sampling
-
-LatencySla = Literal["low", "normal", "throughput"]
 
 
 class ChatCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -47,6 +46,10 @@ class ChatCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How soon the client wants its answer: `low` latency, or `throughput` where it can wait."""
     priority: int = 0
     """Higher is sooner; how much of it counts is the tenant's to say."""
+    may_degrade: bool = True
+    """Rather less than a refusal, where the tenant allows it too."""
+    is_renamed: bool = False
+    """Served by another model than the one that the body names."""
 
     def sampling(self, defaults: Sampling) -> Sampling:
         """What the client asked for, completed by the model's defaults and the seed drawn for it."""
@@ -120,6 +123,7 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     priority: Annotated[int, msgspec.Meta(ge=0, le=bounds.PRIORITY_MAX)] | msgspec.UnsetType | None = (
         msgspec.UNSET
     )
+    allow_degrade: bool | msgspec.UnsetType | None = msgspec.UNSET
     service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
     # Accepted without an effect (`NO_OPS`).
     metadata: dict[str, str] | None = None
@@ -127,7 +131,6 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     store: bool | None = None
     # Known, not served yet: only their neutral values pass (`NEUTRAL`).
     audio: _Raw = msgspec.UNSET
-    allow_degrade: _Raw = msgspec.UNSET
     cost_priority: _Raw = msgspec.UNSET
     feature: _Raw = msgspec.UNSET
     frequency_penalty: _Raw = msgspec.UNSET
@@ -197,6 +200,7 @@ _OWN: Final = (
     "conversation_id",
     "latency_sla",
     "priority",
+    "allow_degrade",
 )
 _own_of: Final = attrgetter(*_OWN)
 _NONE_OF_OURS: Final = (msgspec.UNSET,) * len(_OWN)
@@ -258,6 +262,7 @@ def decode(body: bytes) -> ChatCall:
         conversation_id=raw.conversation_id or None,
         latency_sla=_latency_sla(raw),
         priority=raw.priority or 0,
+        may_degrade=raw.allow_degrade is not False,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace.api.queue_facts import QueueFacts
 from headrace.errors import Refusal
 
 NO_RETRY: Final = ("x-should-retry", "false")
@@ -231,35 +232,53 @@ _UNITS: Final = {
 }
 
 
-def queue_full(*, level: str, bound: str, limit: int, used: int) -> Refusal:
+def queue_full(*, level: str, bound: str, limit: int, used: int, queue: QueueFacts | None = None) -> Refusal:
     """All places in the queue, or in the tenant's part of it, are taken."""
     whose = "the queue is full" if level == "model" else "this tenant's part of the queue is full"
-    return _rate_limited(
+    refusal = _rate_limited(
         "queue_full",
         f"All workers are busy and {whose} ({used} of {limit} {bound}). Try again shortly.",
         retry_after_s=1,
         figures={"level": level, "limit": limit, "used": used, "held": used, "requested": 1, "unit": bound},
     )
+    return _with_queue(refusal, queue)
 
 
-def queue_displaced() -> Refusal:
+def queue_displaced(*, queue: QueueFacts | None = None) -> Refusal:
     """The queue was full, this tenant had the most in it, and another tenant came."""
-    return _rate_limited(
+    refusal = _rate_limited(
         "queue_full",
         "The queue is full and this tenant has the most in it, so its newest request made room for another "
         "tenant's. Try again shortly.",
         retry_after_s=1,
         figures={"level": "tenant", "limit": None, "used": None, "held": None, "requested": 1},
     )
+    return _with_queue(refusal, queue)
 
 
-def queue_timeout(*, limit_s: float) -> Refusal:
-    return _rate_limited(
+def queue_timeout(*, limit_s: float, queue: QueueFacts | None = None) -> Refusal:
+    refusal = _rate_limited(
         "queue_timeout",
         f"No worker became free within {limit_s:g} s.",
         retry_after_s=2,
         figures={"level": "model", "limit": limit_s, "used": limit_s, "requested": 1},
     )
+    return _with_queue(refusal, queue)
+
+
+def _with_queue(refusal: Refusal, queue: QueueFacts | None) -> Refusal:
+    """What is known of the queue stands in the body, and in part in headers. Those of a wait are added where it ends."""
+    if queue is None:
+        return refusal
+    refusal.details["queue"] = msgspec.to_builtins(queue)
+    refusal.headers = (
+        *refusal.headers,
+        ("X-Queue-Length", str(queue.length)),
+        ("X-Queue-Length-Max", str(queue.length_max)),
+    )
+    if queue.position is None:
+        refusal.headers = (*refusal.headers, ("X-Queue-Share", f"{queue.share:.4f}"))
+    return refusal
 
 
 # --- 5xx: not the client's fault ---------------------------------------------------------------------

@@ -17,6 +17,7 @@ COMMANDS: Final = {
     "ledger": ("headrace.cli.ledger:ledger", "The ledger: verify that it is whole."),
     "simulate": ("headrace.cli.simulate:simulate", "Simulate a fleet: traces or loads under queue policies."),
     "models": ("headrace.cli.models:models", "Models the running server offers."),
+    "queue": ("headrace.cli.queue:queue", "Who waits for the running server's models, and why."),
     "workers": ("headrace.cli.workers:workers", "Workers of the running server."),
     "completion": ("headrace.cli.completion:completion", "Print the script for shell completion."),
 }

@@ -39,6 +39,11 @@ def sharing_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """A tenant's part in sharing the models with others."""
     for option in (
         click.option(
+            "--allow-degrade/--no-allow-degrade",
+            default=None,
+            help="Rather a shorter answer, or a cheaper model's, than a refusal.",
+        ),
+        click.option(
             "--isolation",
             type=click.Choice(get_args(Isolation)),
             help="A queue of its own by weight, one shared with all of that mode, or workers of its own.",

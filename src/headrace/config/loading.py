@@ -12,7 +12,7 @@ import msgspec
 import yaml
 
 from headrace.bounds import CHUNK_GRAIN
-from headrace.config.settings import EngineSettings, Settings
+from headrace.config.settings import EngineSettings, ModelSettings, Settings
 from headrace.errors import ConfigError
 
 ENVIRONMENT_PREFIX: Final = "HEADRACE_"
@@ -136,10 +136,23 @@ def _check(settings: Settings) -> None:
                 f"{where}: scheduling.preemption needs an engine of ours with engine.batching: continuous; an upstream "
                 "cannot be told to stop a request and go on with it, and a static batch runs to its end"
             )
+        _check_degrade(settings.models, model, where)
         if sum(model.dedicated_workers.values()) >= model.workers and model.dedicated_workers:
             raise ConfigError(
                 f"{where}: dedicated_workers must leave at least one of its {model.workers} workers to everybody else"
             )
+
+
+def _check_degrade(models: list[ModelSettings], model: ModelSettings, where: str) -> None:
+    """What stands in for a model is another one of the list, and nothing stands in for itself."""
+    others = {one.id: one.degrade_to for one in models}
+    chain = [model.id]
+    while (following := others[chain[-1]]) is not None:
+        if following not in others:
+            raise ConfigError(f"{where}: degrade_to: there is no model {following!r} in this list")
+        if following in chain:
+            raise ConfigError(f"{where}: degrade_to leads back: {' to '.join([*chain, following])}")
+        chain.append(following)
 
 
 def _check_reproducible(engine: EngineSettings, where: str) -> None:

@@ -47,8 +47,9 @@ class SchedulingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     reserve_output_tokens_max: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] = 256
     """A request that is expected to write more is not short."""
     preemption: bool = False
-    """Where no place is free, stop the newest request of the tenant that has most running for one of a tenant that
-    would still have less. The stopped one waits and goes on later, without a repeated or missing token."""
+    """Where no place is free, stop the newest request of the tenant that has most running for an interactive one of a
+    tenant that would still have less (`fair`). The stopped one waits and goes on later, without a repeated or missing
+    token."""
 
     def __post_init__(self) -> None:
         if self.cached_input_cost > self.input_cost:
@@ -70,9 +71,12 @@ class Sharing(
     """`weighted`: a queue of its own, by weight. `shared`: one queue together with all tenants of that mode, first in,
     first out among them, with the weight of one. `dedicated`: runs on the workers set aside for it, where a model has such;
     elsewhere as `weighted`."""
+    allow_degrade: bool = False
+    """A request that would be refused may be served with less: a shorter answer, or the model's `degrade_to`. The reply
+    says so, and a request can forbid it."""
 
 
-SharingValues = dict[str, float | str | None]
+SharingValues = dict[str, float | str | bool | None]
 """What to change of `Sharing`, by name; None goes back to the default, what is not named stays."""
 
 EVEN: Final = Sharing()

@@ -130,6 +130,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     dedicated_workers: dict[str, Annotated[int, msgspec.Meta(ge=1, le=64)]] = {}
     """Workers set aside, by tenant: `{acme: 1}`. They serve only that tenant, whose `isolation` has to be `dedicated`;
     together they are fewer than `workers`."""
+    degrade_to: str | None = None
+    """A cheaper model, of this list, for requests that find no place here, if their tenant's `allow_degrade` is set and
+    they do not forbid it."""
     sampling: SamplingDefaults | None = None
     """Left out: the API's defaults; for the built-in model temperature 0.2 and top_p 0.9."""
     upstream: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s?#]+$")] | None = None

@@ -45,14 +45,17 @@ class ControlServer:
         flush_ledger: Callable[[], Awaitable[None]],
         refund: Callable[[str, str, str], Awaitable[OperationRecord]],
         list_models: Callable[[], list[m.ModelView]],
+        list_queues: Callable[[str | None, int], list[m.QueueView]],
         update_model: Callable[[str, m.ModelChanges, str], m.ModelView],
     ) -> None:
-        """`refund` gets request id, reason and actor (`core.refunds`)."""
+        """`refund` gets request id, reason and actor (`core.refunds`), `list_queues` a model or None and how many
+        requests of each."""
         self._directory = directory
         self._list_workers = list_workers
         self._flush_ledger = flush_ledger
         self._refund = refund
         self._list_models = list_models
+        self._list_queues = list_queues
         self._update_model = update_model
         self._server: asyncio.Server | None = None
         self._path: Path | None = None
@@ -101,6 +104,8 @@ class ControlServer:
                     return m.WorkersReply(list(self._list_workers()))
                 case m.ListModels():
                     return m.ModelsReply(self._list_models())
+                case m.ListQueues(model=wanted, limit=limit):
+                    return m.QueuesReply(self._list_queues(wanted, limit))
                 case m.UpdateModel(id=model_id, changes=changes):
                     return m.ModelsReply([self._update_model(model_id, changes, actor)])
                 case _:

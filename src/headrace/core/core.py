@@ -11,20 +11,20 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from headrace.admission.controller import AdmissionController, Applicant, LimitReached
+from headrace.admission.controller import AdmissionController, Admitted, Applicant, LimitReached
 from headrace.admission.entry import Entry, Phase
 from headrace.api import refusals
-from headrace.api.chat import LatencySla
 from headrace.clock import Clock
 from headrace.config.scheduling import SchedulingSettings, ServiceClass
 from headrace.config.settings import ModelSettings, Settings
 from headrace.core.accounts import CallerAccounts
 from headrace.core.cache_orders import CacheOrders, session_key
-from headrace.core.demands import demand_of, learn, took
+from headrace.core.demands import count_service, demand_of, learn, took
 from headrace.core.directory import Directory
 from headrace.core.dispatcher import Dispatcher
 from headrace.core.metrics import CoreMetrics
 from headrace.core.operation import Operation
+from headrace.core.queue_views import QueueViews
 from headrace.core.recovery import close_left_open
 from headrace.core.refusal_log import RefusalLog
 from headrace.core.replica import Replica, ReplicaBusy
@@ -36,6 +36,7 @@ from headrace.ledger.closing import EXPIRED, LATE, NOTHING, SHUTDOWN, Counts, En
 from headrace.ledger.records import OperationRecord, Reservation
 from headrace.limits.window import WINDOW_US
 from headrace.request.controls import AS_CONFIGURED, Controls
+from headrace.request.latency import LatencySla
 from headrace.request.messages import Message
 from headrace.scheduling.dispatch import NoReplica, QueueFull
 from headrace.scheduling.policy import QueuePolicy
@@ -46,10 +47,6 @@ from headrace.worker.messages import AttemptRecord
 _log = structlog.get_logger()
 
 CUT_MARGIN_US: Final = 20_000
-
-
-def _queue_full(full: QueueFull) -> Refusal:
-    return refusals.queue_full(level=full.level, bound=full.bound, limit=full.limit, used=full.used)
 
 
 class Core:
@@ -77,6 +74,7 @@ class Core:
         self._cut_us = 0
         self.models: dict[str, ServedModel] = {}
         self._open: dict[str, Operation] = {}
+        self.queues = QueueViews(self.controller, directory, self.models, clock)
         self._watch = Watch(self, settings)
         self._dispatcher = Dispatcher(
             self.controller, self.models, self._open, watch=self._watch, clock=clock, metrics=metrics
@@ -153,6 +151,7 @@ class Core:
         priority: int = 0,
         is_exact: bool,
         is_final: bool = False,
+        may_degrade: bool = False,
     ) -> Operation:
         """Check every limit, hold the tokens, take a place in the queue and journal the reservation, or
         refuse: one decision, all or nothing.
@@ -161,6 +160,7 @@ class Core:
         the bound stands in the way, `NeedsCount` asks for the exact count; where only the bounds of others do,
         `NeedsTrim` asks for `count_held`, unless `is_final`. The operation is an async context manager:
         entering it waits for the journal, leaving it for any reason settles it.
+        `may_degrade`: rather a shorter answer than a refusal, and the caller records a refusal itself.
         Raises `Refusal` (404, 429, 503); refusals of a known model are recorded.
         """
         model = self.models.get(reservation.model)
@@ -171,16 +171,13 @@ class Core:
         if not self.journal.is_healthy:
             raise refusals.store_unavailable()
         now_us = self.clock.monotonic_us()
-        applicant = self._applicant(model, reservation, max_tokens, priority, is_exact, is_final)
+        applicant = self._applicant(model, reservation, max_tokens, priority, is_exact, is_final, may_degrade)
         try:
-            admitted = self.controller.accept(applicant, now_us)
-        except LimitReached as reached:
-            raise self._turn_away(reservation, self.accounts.refusal(reached.excess)) from None
-        except QueueFull as full:
-            raise self._turn_away(reservation, _queue_full(full)) from None
-        except NoReplica:
-            refusal = refusals.no_worker(model.model_id, retry_after_s=5)
-            raise self._turn_away(reservation, refusal) from None
+            admitted = self._admit(model, applicant, now_us)
+        except Refusal as refusal:
+            if not may_degrade:
+                self.turn_away(reservation, refusal)
+            raise
         entry, size = admitted.entry, admitted.size
         reservation = msgspec.structs.replace(reservation, reserved_tokens=size.total)
         operation = Operation(self, model, reservation, messages, entry, size, now_us)
@@ -191,11 +188,18 @@ class Core:
             raise refusals.store_unavailable() from None
         finally:
             for evicted in admitted.evicted:
-                self._open[evicted.request_id].refuse(refusals.queue_displaced())
+                displaced = self._open[evicted.request_id]
+                displaced.refuse(refusals.queue_displaced(queue=self.queues.facts_of(displaced)))
         self._open[entry.request_id] = operation
         self._watch.accepted(operation)
         self._dispatcher.dispatch(model)
+        if operation.replica is None:
+            operation.wait = self.queues.at_entry(entry)
         return operation
+
+    def turn_away(self, reservation: Reservation, refusal: Refusal) -> None:
+        """Record a refusal without waiting for the journal."""
+        self._refusals.record(reservation, refusal)
 
     async def count_prompt(self, model_id: str, messages: list[Message]) -> int | None:
         """The exact tokens of a prompt, by a ready replica; None if none can say."""
@@ -224,6 +228,8 @@ class Core:
     def put_back(self, operation: Operation, busy: ReplicaBusy) -> None:
         """A granted request could not start: it waits again, as the next one, and the replica has a pause."""
         self._dispatcher.put_back(operation, busy)
+        if operation.wait is None and operation.replica is None:
+            operation.wait = self.queues.at_entry(operation.entry)
 
     def begun(self, operation: Operation, exact_total: int | None) -> None:
         """The replica has taken the request. If it says how long that is, no more is held than it needs."""
@@ -243,6 +249,7 @@ class Core:
             operation.entry, used=used, now_us=self.clock.monotonic_us(), took=took(record)
         )
         learn(operation.model, operation.reservation, record)
+        count_service(operation, record)
         self._acknowledge(operation)
         if was_granted:
             self._dispatcher.dispatch_all()
@@ -293,12 +300,19 @@ class Core:
         """Called by the watch: now and then about all that runs, always where the queue waits for a first token or
         somebody may have to give up a place.
         """
+        if is_full_round:
+            self.queues.look()
         if is_full_round or any(model.is_pressing for model in self.models.values()):
             self._dispatcher.note_progress()
 
     def usage(self, request_id: str, tenant_id: str) -> OperationRecord | Reservation | None:
         """A tenant's operation: its final record, or its reservation while it is open."""
         return self.journal.get(request_id, tenant_id) or self.journal.get_open(request_id, tenant_id)
+
+    def wait_of(self, request_id: str) -> dict[str, Any] | None:
+        """Where an open operation stands in the queue; None if it does not wait."""
+        operation = self._open.get(request_id)
+        return None if operation is None else self.queues.waiting(operation)
 
     def service_class(self, tenant_id: str, latency_sla: LatencySla) -> ServiceClass:
         """The class a caller's request waits in. A `batch` tenant's are all of that class."""
@@ -357,6 +371,7 @@ class Core:
         priority: int,
         is_exact: bool,
         is_final: bool,
+        may_be_shortened: bool,
     ) -> Applicant:
         accounts = self.accounts.of(
             tenant_id=reservation.tenant_id,
@@ -387,14 +402,20 @@ class Core:
             is_exact=is_exact,
             can_be_counted=model.can_count,
             is_final=is_final,
+            may_be_shortened=may_be_shortened,
             demand=demand,
             is_dedicated=sharing.isolation == "dedicated",
         )
 
-    def _turn_away(self, reservation: Reservation, refusal: Refusal) -> Refusal:
-        """Record a refusal without waiting for the journal."""
-        self._refusals.record(reservation, refusal)
-        return refusal
+    def _admit(self, model: ServedModel, applicant: Applicant, now_us: int) -> Admitted:
+        try:
+            return self.controller.accept(applicant, now_us)
+        except LimitReached as reached:
+            raise self.accounts.refusal(reached.excess) from None
+        except QueueFull as full:
+            raise self.queues.refusal(model, applicant.tenant_id, full) from None
+        except NoReplica:
+            raise refusals.no_worker(model.model_id, retry_after_s=5) from None
 
     def _close(self, operation: Operation, ending: Ending, counts: Counts) -> OperationRecord:
         return close(
@@ -437,6 +458,7 @@ class Core:
             now_us=self.clock.monotonic_us(),
             took=took(record),
         )
+        count_service(operation, record)
         _log.warning("late_settlement", request_id=operation.request_id)
         await self.journal.late_settle(record)
         operation.answer.acknowledge()

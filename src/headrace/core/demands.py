@@ -1,5 +1,7 @@
 """What a request asks of its queue: the tenant's part in it, what the client wishes, and what is expected."""
 
+from typing import TYPE_CHECKING
+
 from headrace.admission.controller import Took
 from headrace.config.scheduling import Sharing
 from headrace.core.served_model import ServedModel
@@ -7,8 +9,21 @@ from headrace.ledger.records import OperationRecord, Reservation
 from headrace.limits.book import Account
 from headrace.scheduling.policy import Demand
 
+if TYPE_CHECKING:
+    from headrace.core.operation import Operation
+
 SHARED_FLOW = "@shared"
 """The one queue of all tenants that share one. No tenant can be called so."""
+
+
+def flow_of(tenant_id: str, sharing: Sharing) -> str:
+    """Whose counter a tenant's requests are charged to."""
+    return SHARED_FLOW if sharing.isolation == "shared" else tenant_id
+
+
+def weight_of(sharing: Sharing) -> float:
+    """What divides the cost of its requests. All who share a queue have the weight of one."""
+    return 1.0 if sharing.isolation == "shared" else sharing.weight
 
 
 def demand_of(
@@ -28,7 +43,7 @@ def demand_of(
     return Demand(
         prompt_tokens=prompt_tokens,
         expected_output_tokens=model.expectations.output_tokens(reservation.tenant_id, maximum),
-        weight=1.0 if sharing.isolation == "shared" else sharing.weight,
+        weight=weight_of(sharing),
         service_class=reservation.priority,
         priority=min(priority, sharing.priority_max),
         # Requests of one caller may start or may not, all alike.
@@ -44,6 +59,18 @@ def took(record: OperationRecord) -> Took:
         cached_tokens=record.prompt_tokens_cached,
         output_tokens=record.completion_tokens,
     )
+
+
+def count_service(operation: "Operation", record: OperationRecord) -> None:
+    """Count what its tenant got of the model with it."""
+    if record.prompt_tokens or record.completion_tokens:
+        model = operation.model
+        cost = model.queue.policy.prices.cost(
+            prompt_tokens=record.prompt_tokens,
+            cached_tokens=record.prompt_tokens_cached,
+            output_tokens=record.completion_tokens,
+        )
+        model.service.settled(operation.entry.flow, cost)
 
 
 def learn(model: ServedModel, reservation: Reservation, record: OperationRecord) -> None:

@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator, Callable
 
 from headrace.api import refusals
 from headrace.api.completion import DONE, ChunkEncoder, Usage, completion
+from headrace.config.settings import EngineSettings
 from headrace.core.replica import ReplicaBusy, Task
 from headrace.errors import Refusal
 from headrace.ledger.closing import NOTHING, Counts
 from headrace.request.controls import Controls
 from headrace.request.messages import Message
 from headrace.request.sampling import Sampling
+from headrace.scheduling.batch_wait import batch_wait_ms
 from headrace.worker.link import Attempt, AttemptEvent, Lost, WorkerLink
 from headrace.worker.messages import Accepted, AttemptRecord, Hello, Piece, Rejected, Submit
 
@@ -19,7 +21,10 @@ from headrace.worker.messages import Accepted, AttemptRecord, Hello, Piece, Reje
 class EmbeddedReplica:
     """One life of a worker process: a restarted worker is a new replica with the same `worker_id`."""
 
-    def __init__(self, *, replica_id: str, worker_id: str, link: WorkerLink, hello: Hello) -> None:
+    def __init__(
+        self, *, replica_id: str, worker_id: str, link: WorkerLink, hello: Hello, settings: EngineSettings
+    ) -> None:
+        self._settings = settings
         self.replica_id = replica_id
         self.worker_id = worker_id
         self.link = link
@@ -52,6 +57,11 @@ class EmbeddedReplica:
                 sampling=_sampling(task),
                 stop=call.stop,
                 cache=task.cache,
+                batch_wait_ms=batch_wait_ms(
+                    call.latency_sla,
+                    interactive_wait_ms=self._settings.batch_wait_ms,
+                    offline_wait_ms=self._settings.offline_batch_wait_ms,
+                ),
             )
         )
         return EmbeddedAnswer(self, task, attempt)

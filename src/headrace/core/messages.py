@@ -33,6 +33,7 @@ class TenantView(msgspec.Struct, frozen=True, kw_only=True):
     service_class: ServiceClass = "interactive"
     priority_max: int = 0
     isolation: Isolation = "weighted"
+    allow_degrade: bool = False
     limits: Limits = UNLIMITED
     departments: dict[str, Limits] = {}
     user_limits: Limits = UNLIMITED
@@ -152,6 +153,13 @@ class ListWorkers(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pass
 
 
+class ListQueues(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What waits, and why; of each model the first `limit` requests. `model` None: of all."""
+
+    model: str | None = None
+    limit: int = 100
+
+
 class ListModels(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pass
 
@@ -230,6 +238,64 @@ class ModelsReply(msgspec.Struct, frozen=True, tag=True):
     models: list[ModelView]
 
 
+class TenantQueueView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant, or all of isolation `shared` together (`@shared`), has of a model."""
+
+    tenant: str
+    waiting: int
+    running: int
+    weight: float
+    share: float
+    """Of the weights of all who wait, 0 to 1; 0 for one that has nothing waiting."""
+    lead: float
+    """Cost, by weight, that its counter is above the lowest of those who wait."""
+    received_60s: float
+    """Cost of what was computed for it in the last minute."""
+
+
+class WaitingView(msgspec.Struct, frozen=True, kw_only=True):
+    """A waiting request."""
+
+    request_id: str
+    tenant: str
+    api_key_id: str
+    position: int
+    is_position_exact: bool
+    waited_ms: int
+    reason: str
+    reason_text: str
+    share: float
+    service_class: ServiceClass
+    priority: int
+    tokens: int
+    """Held: prompt and longest answer."""
+
+
+class QueueView(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's queue, as of now."""
+
+    model: str
+    policy: str
+    length: int
+    length_max: int
+    tokens: int
+    tokens_max: int
+    waiting_by_class: dict[str, int]
+    running: int
+    places: int
+    """On all replicas that are ready."""
+    tenants_waiting: int
+    jain_index: float
+    tenants: list[TenantQueueView]
+    """Who has most waiting first, cut."""
+    requests: list[WaitingView]
+    """The first ones in the expected order."""
+
+
+class QueuesReply(msgspec.Struct, frozen=True, tag=True):
+    queues: list[QueueView]
+
+
 class OperationReply(msgspec.Struct, frozen=True, tag=True):
     """The final record as it stands now."""
 
@@ -251,6 +317,7 @@ Request = (
     | CheckAdminKey
     | ListWorkers
     | ListModels
+    | ListQueues
     | UpdateModel
     | FlushLedger
     | RefundOperation
@@ -264,6 +331,7 @@ Reply = (
     | KeysReply
     | WorkersReply
     | ModelsReply
+    | QueuesReply
     | OperationReply
     | Done
 )

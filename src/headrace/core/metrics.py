@@ -1,12 +1,12 @@
 """What the core and the gateway count. Label values come from bounded sets only."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge
 
 from headrace.ledger.records import OperationRecord
-from headrace.telemetry.families import CounterFamily, HistogramFamily
+from headrace.telemetry.families import CounterFamily, GaugeFamily, HistogramFamily, Labels
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _OVERHEAD = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
@@ -67,6 +67,28 @@ class CoreMetrics:
             registry,
             bounds=_SECONDS,
         )
+        self._tenant_queue_wait = HistogramFamily(
+            "headrace_tenant_queue_seconds",
+            "From acceptance to a worker's start of the attempt, by tenant (the first hundred seen; the rest as "
+            "'other'): percentiles of their waits.",
+            ["tenant"],
+            registry,
+            bounds=_SECONDS,
+        )
+        self._waiting = GaugeFamily(
+            "headrace_queue_waiting",
+            "Requests waiting for a replica, by class after aging, as of the last second.",
+            ["model", "service_class"],
+            registry,
+        )
+        self._jain = GaugeFamily(
+            "headrace_fairness_jain_index",
+            "How evenly tenants were served in the last 60 s: the Jain index of their service (cost of computed tokens "
+            "by weight, in a second), over those who had requests waiting for at least 5 s of it, counted while they had. "
+            "1: in proportion to their weights, or fewer than two waited so long.",
+            ["model"],
+            registry,
+        )
         self._replies = CounterFamily(
             "headrace_http_replies", "Replies by route and status.", ["route", "status"], registry
         )
@@ -102,6 +124,16 @@ class CoreMetrics:
         for name, read in readers.items():
             Gauge(name, WATCHED[name], registry=self.registry).set_function(read)
 
+    def watch_queues(
+        self,
+        *,
+        waiting: Callable[[], Iterable[tuple[Labels, float]]],
+        jain_index: Callable[[], Iterable[tuple[Labels, float]]],
+    ) -> None:
+        """Say where the numbers of the queues come from."""
+        self._waiting.read_with(waiting)
+        self._jain.read_with(jain_index)
+
     def replied(self, route: str, status: int) -> None:
         self._replies.add((route, str(status)))
 
@@ -135,7 +167,9 @@ class CoreMetrics:
         entered = record.queue_enter_ts
         labels = (model,)
         if record.start_ts is not None:
-            self._queue_wait.observe(labels, max(0, record.start_ts - entered) / 1e6)
+            waited_s = max(0, record.start_ts - entered) / 1e6
+            self._queue_wait.observe(labels, waited_s)
+            self._tenant_queue_wait.observe((self._tenant_label(record.tenant_id),), waited_s)
         if record.first_token_ts is not None:
             self._first_token.observe(labels, max(0, record.first_token_ts - entered) / 1e6)
         if record.outcome == "completed":

@@ -13,14 +13,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from headrace import bounds
-from headrace.admission.controller import Size
 from headrace.admission.entry import Entry, Phase
+from headrace.admission.size import Size
 from headrace.api import refusals
 from headrace.core.replica import Answer, Replica, ReplicaBusy, Task
 from headrace.errors import Refusal
 from headrace.ledger.closing import CLIENT_CLOSED, COMPLETED, NOTHING, SHUTDOWN, Ending, ending_of
 from headrace.ledger.records import OperationRecord, Reservation
 from headrace.request.messages import Message
+from headrace.scheduling.explain import Explanation
 from headrace.store.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Operation:
         "request_id",
         "reservation",
         "size",
+        "wait",
     )
 
     def __init__(
@@ -85,6 +87,8 @@ class Operation:
         self.request_id = entry.request_id
         self.accepted_us = now_us
         self.granted_us = 0
+        self.wait: Explanation | None = None
+        """Where it stood and why when it began to wait; None as long as it has not."""
 
     @property
     def is_stream(self) -> bool:

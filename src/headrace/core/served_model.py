@@ -1,7 +1,7 @@
 """A model as it is served: its queue, its replicas, and how they are told to work."""
 
 from headrace.admission.entry import Entry
-from headrace.config.scheduling import SchedulingSettings
+from headrace.config.scheduling import SchedulingSettings, ServiceClass
 from headrace.config.settings import ModelSettings, QueueSettings
 from headrace.core.replica import Replica
 from headrace.request.controls import AS_CONFIGURED, Controls
@@ -9,6 +9,7 @@ from headrace.scheduling.dispatch import QueueBounds
 from headrace.scheduling.expectation import Expectations
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.policy import QueuePolicy
+from headrace.scheduling.service_window import ServiceWindow
 
 
 class ServedModel:
@@ -20,12 +21,17 @@ class ServedModel:
         self.created_s = created_s
         self.cache_ttl_s = settings.engine.cache_ttl_s
         self.can_preempt = settings.can_preempt
+        self.degrade_to = settings.degrade_to
         self.configured_scheduling: SchedulingSettings = settings.scheduling
         self.scheduling: SchedulingSettings = settings.scheduling
         self.queue: FairQueue[Entry] = FairQueue(
-            queue_bounds(queue), QueuePolicy.of(settings.scheduling), fits=self.fits
+            queue_bounds(queue), QueuePolicy.of(settings.scheduling), may_run=self.may_run
         )
         self.expectations = Expectations()
+        self.service = ServiceWindow()
+        """What each tenant got lately."""
+        self.waiting: dict[ServiceClass, int] = {}
+        """Requests waiting by class, a second ago at most."""
         self.replicas: dict[str, Replica] = {}
         self.capacities: dict[str, int] = {}
         """What each replica was made for, in requests at once."""
@@ -55,7 +61,7 @@ class ServedModel:
         self._owners.pop(replica_id, None)
         self._ask_replicas()
 
-    def fits(self, entry: Entry, replica_id: str) -> bool:
+    def may_run(self, entry: Entry, replica_id: str) -> bool:
         """Whether a request may run on a replica."""
         if entry.home is not None:
             return entry.home == replica_id

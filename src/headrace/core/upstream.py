@@ -151,8 +151,8 @@ class UpstreamAnswer:
                 upstream_body(
                     task.body,
                     is_stream=task.call.is_stream,
-                    model=self._replica.upstream_model,
-                    max_tokens=task.max_tokens if task.is_limited and task.call.max_tokens is None else None,
+                    model=self._replica.upstream_model or (task.model if task.call.is_renamed else None),
+                    max_tokens=task.max_tokens if _has_own_maximum(task) else None,
                     is_plain=task.call.is_plain,
                 ),
             )
@@ -308,17 +308,31 @@ def upstream_body(
         content["model"] = model
     if content.get("max_new_tokens") is not None:
         content.setdefault("max_tokens", content["max_new_tokens"])
-    for name in ("max_new_tokens", "session_id", "conversation_id", "latency_sla", "priority"):
+    for name in (
+        "max_new_tokens",
+        "session_id",
+        "conversation_id",
+        "latency_sla",
+        "priority",
+        "allow_degrade",
+    ):
         content.pop(name, None)
     for message in content.get("messages", ()):
         message.pop("cache_control", None)
         for part in message["content"] if isinstance(message.get("content"), list) else ():
             part.pop("cache_control", None)
     if max_tokens is not None:
-        content["max_tokens"] = max_tokens
+        names = [name for name in ("max_tokens", "max_completion_tokens") if content.get(name) is not None]
+        for name in names or ["max_tokens"]:
+            content[name] = max_tokens
     if is_stream:
         content["stream_options"] = {"include_usage": True}
     return msgspec.json.encode(content)
+
+
+def _has_own_maximum(task: Task) -> bool:
+    """A limit decided how long the answer may be: for a client that set no maximum, or that set a larger one."""
+    return task.is_limited and (task.call.max_tokens is None or task.max_tokens < task.call.max_tokens)
 
 
 def _translated(error: UpstreamError | ProtocolError, model: str) -> Refusal:

@@ -74,7 +74,8 @@ class Watch:
         for operation in _due(self._journalling, now_us - self._ledger_us):
             operation.interrupt(refusals.store_unavailable())
         for operation in _due(self._waiting, now_us - self._queue_us):
-            operation.refuse(refusals.queue_timeout(limit_s=self._queue_s))
+            facts = self._core.queues.facts_of(operation)
+            operation.refuse(refusals.queue_timeout(limit_s=self._queue_s, queue=facts))
         for operation in _due(self._running, now_us - self._request_us, is_granted=True):
             operation.interrupt(refusals.deadline_passed(self._request_s))
         self._ticks += 1

@@ -47,6 +47,7 @@ class Gateway:
             "/v1/chat/completions": {"POST": chat},
             "/v1/models": {"GET": self._reads.models},
             "/v1/limits": {"GET": self._reads.limits},
+            "/v1/queue": {"GET": self._reads.queue},
             "/v1/sessions": {"POST": sessions.begin},
         }
         self._prefixes: dict[str, dict[str, Route]] = {

@@ -7,9 +7,6 @@ Leaving at any point is an exception: a `Refusal` becomes the reply, a cancellat
 client is gone. The operation's scope gives everything back and writes the one record either way.
 """
 
-from typing import Final
-
-from headrace.admission.controller import NeedsCount, NeedsTrim
 from headrace.api import chat, completion, refusals
 from headrace.api.chat import ChatCall
 from headrace.caching.slots import CacheOrder
@@ -18,18 +15,10 @@ from headrace.config.settings import Settings
 from headrace.core.core import Core
 from headrace.core.operation import Operation
 from headrace.core.replica import Answer, ReplicaBusy, Task
+from headrace.gateway.acceptance import Acceptance, action_headers
 from headrace.gateway.exchange import Exchange, usage_headers
 from headrace.gateway.identify import require_scope
 from headrace.identity import Identity
-from headrace.ledger.records import Reservation
-from headrace.request.messages import Message
-
-MESSAGE_OVERHEAD_TOKENS: Final = 16
-"""What a chat template adds to a message, at most, in the bound."""
-ACCEPT_TRIES_MAX: Final = 4
-"""A request that would be refused for a bound is judged anew once what is behind the bound is counted."""
-CLAMPED: Final = b"x-governance-action: CLAMPED_MAX_TOKENS\r\nx-max-tokens: %d\r\n"
-"""Says how long the answer may be where a limit decided it and not the client."""
 
 
 class ChatCompletions:
@@ -37,6 +26,7 @@ class ChatCompletions:
 
     def __init__(self, core: Core, settings: Settings, clock: Clock) -> None:
         self._core = core
+        self._acceptance = Acceptance(core, clock)
         self._settings = settings
         self._clock = clock
 
@@ -50,10 +40,10 @@ class ChatCompletions:
         exchange.model = call.model
         exchange.is_stream = call.is_stream
         cache = self._cache(identity, call)
-        operation = await self._accept(exchange, identity, call)
+        operation, call = await self._acceptance.accept(exchange, identity, call)
+        exchange.model = call.model
         exchange.limit_headers = self._core.accounts.headers(operation.entry.accounts)
-        if operation.size.is_clamped:
-            exchange.limit_headers += CLAMPED % operation.size.maximum
+        exchange.limit_headers += action_headers(call, operation)
         try:
             async with operation:
                 if call.is_stream:
@@ -62,30 +52,8 @@ class ChatCompletions:
                     await self._complete(exchange, operation, call, cache)
         finally:
             exchange.record = operation.record
-
-    async def _accept(self, exchange: Exchange, identity: Identity, call: ChatCall) -> Operation:
-        """Accept with a proven upper bound of the prompt; where bounds would refuse it, with exact counts."""
-        # A token stands for at least one byte, so the bytes of a prompt bound its tokens from above.
-        bound = _bytes_max(call.messages, exchange.request.body)
-        bound += MESSAGE_OVERHEAD_TOKENS * (len(call.messages) + 1)
-        prompt_tokens, is_exact = bound, False
-        for tries_left in reversed(range(ACCEPT_TRIES_MAX)):
-            reservation = self._reservation(exchange, identity, call, prompt_tokens=prompt_tokens)
-            try:
-                return self._core.accept(
-                    reservation,
-                    call.messages,
-                    max_tokens=call.max_tokens,
-                    priority=call.priority,
-                    is_exact=is_exact,
-                    is_final=not tries_left,
-                )
-            except NeedsCount:
-                exact = await self._core.count_prompt(call.model, call.messages)
-                prompt_tokens, is_exact = bound if exact is None else min(exact, bound), True
-            except NeedsTrim as needs:
-                await self._core.count_held(needs.entries)
-        raise AssertionError("the last try asks for nothing")
+            if operation.wait is not None and exchange.wait is None:  # it ended where it waited
+                exchange.waited(operation.wait, self._clock.monotonic_us() - operation.accepted_us)
 
     def _cache(self, identity: Identity, call: ChatCall) -> CacheOrder:
         model = self._core.models.get(call.model)
@@ -99,7 +67,8 @@ class ChatCompletions:
         answer = await self._begin(exchange, operation, call, cache)
         body = await answer.complete()
         record = await operation.settle()
-        exchange.send_json(body, headers=usage_headers(record) + exchange.limit_headers)
+        headers = usage_headers(record) + exchange.limit_headers + exchange.queue_headers
+        exchange.send_json(body, headers=headers)
 
     async def _stream(
         self, exchange: Exchange, operation: Operation, call: ChatCall, cache: CacheOrder
@@ -124,6 +93,8 @@ class ChatCompletions:
                 await self._wait_for_grant(exchange, operation)
             else:
                 await operation.granted()
+            if operation.wait is not None:
+                exchange.waited(operation.wait, operation.granted_us - operation.accepted_us)
             answer = operation.start(self._task(exchange, operation, call, cache))
             try:
                 await answer.begin()
@@ -139,6 +110,8 @@ class ChatCompletions:
             return
         while True:
             if not exchange.responder.has_started:
+                if operation.wait is not None:
+                    exchange.waited(operation.wait, None)  # the headers leave before the wait has ended
                 exchange.start_stream()
             exchange.responder.write(completion.KEEP_ALIVE)
             if await operation.granted(self._settings.keep_alive_ms / 1000):
@@ -161,39 +134,6 @@ class ChatCompletions:
             body=exchange.request.body,
             traceparent=exchange.traceparent,
         )
-
-    def _reservation(
-        self, exchange: Exchange, identity: Identity, call: ChatCall, *, prompt_tokens: int
-    ) -> Reservation:
-        return Reservation(
-            request_id=exchange.request_id,
-            tenant_id=identity.tenant,
-            api_key_id=identity.jti,
-            department=self._core.directory.department_of(identity.jti),
-            user_id=identity.user or call.user,  # a key bound to a user speaks for no other
-            model=call.model,
-            mode="stream" if call.is_stream else "complete",
-            prompt_tokens_estimated=prompt_tokens,
-            reserved_tokens=0,  # the core decides how much is held
-            priority=self._core.service_class(identity.tenant, call.latency_sla),
-            queue_enter_ts=self._clock.wall_us(),
-            trace_id=exchange.trace_id,
-        )
-
-
-def _bytes_max(messages: list[Message], body: bytes) -> int:
-    """No fewer than the bytes of these messages' text, which came in `body`; hardly more."""
-    characters, is_ascii = 0, True
-    for message in messages:
-        characters += len(message.content)
-        is_ascii = is_ascii and message.content.isascii()
-    if is_ascii:
-        return characters
-    # JSON is never shorter than the text it stands for. Where it is at most an eighth longer, that will do:
-    # to encode a long text only to learn its length costs as much as to decode it.
-    if len(body) * 8 <= characters * 9:
-        return len(body)
-    return sum([len(message.content.encode()) for message in messages])
 
 
 def _json_body(exchange: Exchange) -> bytes:

@@ -9,6 +9,7 @@ from headrace.gateway.ids import IdSource
 from headrace.http import HttpRequest, Responder
 from headrace.identity import Identity
 from headrace.ledger.records import OperationRecord
+from headrace.scheduling.explain import Explanation
 
 _TRACEPARENT: Final = re.compile(rb"^([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?$")
 
@@ -18,6 +19,13 @@ EXPOSED: Final = (
     "X-Usage-Token-In",
     "X-Usage-Token-Out",
     "X-Usage-GPU-Memory",
+    "X-Queue-Wait-Ms",
+    "X-Queue-Position",
+    "X-Queue-Position-Min",
+    "X-Queue-Reason",
+    "X-Queue-Share",
+    "X-Queue-Length",
+    "X-Queue-Length-Max",
     "X-Governance-Action",
     "X-RateLimit-Reason",
     "X-RateLimit-Limit",
@@ -31,6 +39,7 @@ EXPOSED: Final = (
     "RateLimit",
     "RateLimit-Policy",
     "X-Max-Tokens",
+    "X-Model",
     "Retry-After",
     "x-should-retry",
 )
@@ -53,12 +62,14 @@ class Exchange:
         "is_stream",
         "limit_headers",
         "model",
+        "queue_headers",
         "record",
         "request",
         "responder",
         "route",
         "status",
         "trace_id",
+        "wait",
     )
 
     def __init__(self, request: HttpRequest, responder: Responder, ids: IdSource, began_us: int) -> None:
@@ -75,6 +86,9 @@ class Exchange:
         self.record: OperationRecord | None = None
         self.limit_headers = b""
         """What the caller's limits leave it, where there are any."""
+        self.wait: Explanation | None = None
+        self.queue_headers = b""
+        """Of a request that had to wait: how long, and why."""
 
     @property
     def request_id(self) -> str:
@@ -96,16 +110,22 @@ class Exchange:
     def start_stream(self) -> None:
         self.status = 200
         self.is_stream = True
-        self.responder.start(200, id_headers(self.hex_id, self.trace_id) + _STREAM + self.limit_headers)
+        headers = id_headers(self.hex_id, self.trace_id) + _STREAM + self.limit_headers + self.queue_headers
+        self.responder.start(200, headers)
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer with a refusal that still has its status."""
         self.status = refusal.status
         self.responder.send(
             refusal.status,
-            id_headers(self.hex_id, self.trace_id) + refusal_headers(refusal),
+            id_headers(self.hex_id, self.trace_id) + refusal_headers(refusal) + self.queue_headers,
             refusals.body(refusal),
         )
+
+    def waited(self, wait: Explanation, waited_us: int | None) -> None:
+        """The request had to wait, by now for so long; None as long as it still does."""
+        self.wait = wait
+        self.queue_headers = queue_headers(wait, waited_us)
 
     def log_fields(self, now_us: int) -> dict[str, Any]:
         """The fields of the one log line."""
@@ -126,6 +146,11 @@ class Exchange:
         if self.model is not None:
             fields["model"] = self.model
             fields["stream"] = self.is_stream
+        wait = self.wait
+        if wait is not None:
+            fields["queue_position" if wait.is_exact else "queue_position_min"] = wait.position
+            fields["queue_reason"] = wait.reason
+            fields["queue_share"] = round(wait.tenant_share, 4)
         record = self.record
         if record is not None:
             fields["outcome"] = record.outcome
@@ -148,6 +173,18 @@ def id_headers(hex_id: str, trace_id: str) -> bytes:
 def refusal_headers(refusal: Refusal) -> bytes:
     """A refusal's own headers."""
     return _JSON + "".join(f"{name}: {value}\r\n" for name, value in refusal.headers).encode()
+
+
+def queue_headers(wait: Explanation, waited_us: int | None) -> bytes:
+    """Where a request stood when it began to wait, why, and how long that took if it is known."""
+    position = b"x-queue-position" if wait.is_exact else b"x-queue-position-min"
+    headers = b"%b: %d\r\nx-queue-reason: %b\r\nx-queue-share: %.4f\r\n" % (
+        position,
+        wait.position,
+        wait.reason.encode(),
+        wait.tenant_share,
+    )
+    return headers if waited_us is None else headers + b"x-queue-wait-ms: %d\r\n" % (waited_us // 1000)
 
 
 def usage_headers(record: OperationRecord) -> bytes:

@@ -43,15 +43,15 @@ class Reads:
         found = self._core.usage(request_id, identity.tenant)
         if found is None:
             raise refusals.usage_not_found(request_id[:80])
-        state = "settled" if isinstance(found, OperationRecord) else "open"
-        exchange.send_json(_encode({"object": "usage", "state": state, **msgspec.to_builtins(found)}))
+        shown = {"object": "usage", "state": "settled", **msgspec.to_builtins(found)}
+        if not isinstance(found, OperationRecord):
+            shown["state"] = "open"
+            shown["queue"] = self._core.wait_of(request_id)
+        exchange.send_json(_encode(shown))
 
     async def limits(self, exchange: Exchange, identity: Identity) -> None:
         """`GET /v1/limits`: for each level the limits, what was used in the last 60 s, and what is held."""
-        model = next(iter(self._core.models))
-        wanted = parse_qs(exchange.request.query.decode("latin-1")).get("model", [model])[0]
-        if wanted not in self._core.models:
-            raise refusals.model_not_found(wanted[:80])
+        wanted = self._wanted(exchange).model_id
         accounts = self._core.accounts.of(
             tenant_id=identity.tenant, api_key_id=identity.jti, user_id=identity.user, model_id=wanted
         )
@@ -68,6 +68,19 @@ class Reads:
                 }
             )
         )
+
+    async def queue(self, exchange: Exchange, identity: Identity) -> None:
+        """`GET /v1/queue`: the tenant's own waiting requests, each with its position and reason."""
+        model = self._wanted(exchange)
+        exchange.send_json(_encode(self._core.queues.of_tenant(model, identity.tenant)))
+
+    def _wanted(self, exchange: Exchange) -> ServedModel:
+        """The model that `?model=` names; the first one without it."""
+        models = self._core.models
+        wanted = parse_qs(exchange.request.query.decode("latin-1")).get("model", [next(iter(models))])[0]
+        if wanted not in models:
+            raise refusals.model_not_found(wanted[:80])
+        return models[wanted]
 
     async def health(self, exchange: Exchange) -> None:
         """`GET /healthz`: 200 while at least one replica is ready, for load balancers; no key needed."""

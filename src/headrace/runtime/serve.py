@@ -163,6 +163,7 @@ class _Server:
             list_workers=self._fleet.views,
             list_models=controls.views,
             update_model=controls.update,
+            list_queues=self._core.queues.views,
             flush_ledger=self._journal.flush,
             refund=Refunds(self._journal, self._directory, self._clock).refund,
         )
@@ -272,6 +273,8 @@ class _Server:
                 file.unlink()
 
     def _watch_server(self) -> None:
+        queues = self._core.queues
+        self._metrics.watch_queues(waiting=queues.num_waiting, jain_index=queues.jain_indexes)
         http, journal, models = self._http, self._journal, self._core.models
         self._metrics.watch(
             {

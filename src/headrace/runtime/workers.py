@@ -187,7 +187,11 @@ class Worker:
         async with asyncio.timeout(HELLO_SECONDS_MAX):
             link, hello = await WorkerLink.connect(self._socket(), self._clock)
         self._replica = EmbeddedReplica(
-            replica_id=replica_id, worker_id=self.worker_id, link=link, hello=hello
+            replica_id=replica_id,
+            worker_id=self.worker_id,
+            link=link,
+            hello=hello,
+            settings=self._model.engine,
         )
         self._ready = answer
         self._ready_ts = self._clock.wall_us()

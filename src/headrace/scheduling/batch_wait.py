@@ -1,15 +1,15 @@
 """How long a request waits for company: what its `latency_sla` stands for."""
 
-from typing import Final, Literal
+from typing import Final
 
-LatencySla = Literal["low", "normal", "throughput"]
+from headrace.request.latency import LatencySla
 
 LOW_WAIT_MS: Final = 2.0
 """The least that still brings requests together which come at the same moment."""
 
 
 def batch_wait_ms(
-    latency_sla: LatencySla | None, *, interactive_wait_ms: float, offline_wait_ms: float
+    latency_sla: LatencySla, *, interactive_wait_ms: float, offline_wait_ms: float
 ) -> float | None:
     """The wait window of one request, milliseconds; None leaves it to the worker, whose window can change meanwhile.
 

@@ -18,9 +18,13 @@ class ClassShares:
     def granted(self, service_class: ServiceClass, cost: float, *, does_other_wait: bool) -> None:
         """Something was granted. `does_other_wait`: the other class has requests waiting too."""
         if not does_other_wait:
-            self.owed = 0.0
+            self.nobody_waits()
         elif service_class == "batch":
             self.owed -= cost * (1 - self.floor)
         elif not self.is_batch_turn:
             # On its turn and passed over, batch could not use what it is owed: then it is owed no more.
             self.owed += cost * self.floor
+
+    def nobody_waits(self) -> None:
+        """What was granted kept nobody of the other class waiting."""
+        self.owed = 0.0

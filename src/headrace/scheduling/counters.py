@@ -11,13 +11,19 @@ forgotten.
 After "Fairness in Serving Large Language Models" (OSDI 2024), with the expected output charged at the start.
 """
 
+import heapq
+from typing import Final
+
 from headrace.scheduling.lazy_heap import LazyHeap
+
+_SLACK: Final = 16
+"""So many dead entries are always tolerated."""
 
 
 class TenantCounter:
     """One tenant's counter and how many of its requests there are."""
 
-    __slots__ = ("num_granted", "num_waiting", "tenant", "value", "weight")
+    __slots__ = ("idle_serial", "num_granted", "num_waiting", "tenant", "value", "weight")
 
     def __init__(self, tenant: str, value: float, weight: float) -> None:
         self.tenant = tenant
@@ -25,6 +31,50 @@ class TenantCounter:
         self.weight = weight
         self.num_waiting = 0
         self.num_granted = 0
+        self.idle_serial = 0
+        """While it is one of `IdleTenants`: which of their entries stands for it."""
+
+
+class IdleTenants:
+    """Counters of tenants without requests, lowest first, of equals who has been there for longest.
+
+    Their values must not change. Who leaves leaves a dead entry behind; they are swept out when they outnumber the
+    living.
+    """
+
+    __slots__ = ("_heap", "_length", "_serial")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, TenantCounter]] = []
+        self._length = 0
+        self._serial = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def add(self, counter: TenantCounter) -> None:
+        self._serial += 1
+        self._length += 1
+        counter.idle_serial = self._serial
+        heap = self._heap
+        heapq.heappush(heap, (counter.value, self._serial, counter))
+        if len(heap) > 2 * self._length + _SLACK:
+            self._heap = [entry for entry in heap if entry[2].idle_serial == entry[1]]
+            heapq.heapify(self._heap)
+
+    def discard(self, counter: TenantCounter) -> None:
+        if counter.idle_serial:
+            counter.idle_serial = 0
+            self._length -= 1
+
+    def lowest(self) -> TenantCounter | None:
+        heap = self._heap
+        while heap:
+            _, serial, counter = heap[0]
+            if counter.idle_serial == serial:
+                return counter
+            heapq.heappop(heap)
+        return None
 
 
 class TenantCounters:
@@ -42,7 +92,9 @@ class TenantCounters:
         self._waiting: LazyHeap[TenantCounter] = LazyHeap()
         self._changed: set[TenantCounter] = set()
         """Waiting ones whose place in `_waiting` is not up to date: it is only needed when somebody comes or goes."""
-        self._idle: LazyHeap[TenantCounter] = LazyHeap()
+        self._idle = IdleTenants()
+        self.num_with_several = 0
+        """Tenants with more than one granted request."""
 
     def __len__(self) -> int:
         return len(self._counters)
@@ -54,16 +106,21 @@ class TenantCounters:
     def get(self, tenant: str) -> TenantCounter | None:
         return self._counters.get(tenant)
 
+    def all(self) -> list[TenantCounter]:
+        """In no order. To read."""
+        return list(self._counters.values())
+
     def waiting(self) -> list[TenantCounter]:
         """Those who have requests waiting, in no order."""
         return [counter for counter in self._counters.values() if counter.num_waiting]
 
     def start(self) -> float:
         """What a tenant that was never seen would start with now."""
-        for counter in self._changed:
-            self._waiting.set(counter, counter.value)
-        self._changed.clear()
-        lowest = self._waiting.rank() if len(self._waiting) else self._last_start()
+        if self._changed:
+            for counter in self._changed:
+                self._waiting.set(counter, counter.value)
+            self._changed.clear()
+        lowest: float = self._waiting.rank() if len(self._waiting) else self._last_start()
         return max(self.base, lowest)
 
     def enter(self, tenant: str, weight: float) -> TenantCounter:
@@ -73,12 +130,11 @@ class TenantCounters:
             counter = self._counters[tenant] = TenantCounter(tenant, self.start(), weight)
         elif counter.num_waiting == 0:
             counter.value = max(counter.value, self.start())
-        if counter in self._idle:
             self._idle.discard(counter)
         counter.weight = weight
         counter.num_waiting += 1
         if counter.num_waiting == 1:
-            self._waiting.set(counter, counter.value)
+            self._changed.add(counter)
         return counter
 
     def leave(self, counter: TenantCounter) -> None:
@@ -92,12 +148,14 @@ class TenantCounters:
             self._last, self._last_counter = counter.value, counter
         counter.value += charge
         counter.num_granted += 1
+        if counter.num_granted == 2:
+            self.num_with_several += 1
         self._stop_waiting(counter)
 
     def put_back(self, counter: TenantCounter, refund: float) -> None:
         """A granted request waits again."""
         counter.value -= refund
-        counter.num_granted -= 1
+        self._one_less(counter)
         counter.num_waiting += 1
         self._changed.add(counter)
 
@@ -109,7 +167,7 @@ class TenantCounters:
 
     def finish(self, counter: TenantCounter) -> None:
         """A granted request has ended, and is charged what it did cost."""
-        counter.num_granted -= 1
+        self._one_less(counter)
         self._rest(counter)
 
     def charge_late(self, tenant: str, charge: float) -> None:
@@ -117,8 +175,15 @@ class TenantCounters:
         counter = self._counters.get(tenant)
         if counter is None:
             counter = self._counters[tenant] = TenantCounter(tenant, self.start(), 1.0)
+        if charge:
+            self._idle.discard(counter)
         self.correct(counter, charge)
         self._rest(counter)
+
+    def _one_less(self, counter: TenantCounter) -> None:
+        counter.num_granted -= 1
+        if counter.num_granted == 1:
+            self.num_with_several -= 1
 
     def _last_start(self) -> float:
         return self._last if self._last_counter is None else min(self._last, self._last_counter.value)
@@ -129,16 +194,24 @@ class TenantCounters:
         if counter.num_waiting:
             self._changed.add(counter)
         else:
-            self._waiting.discard(counter)
             self._changed.discard(counter)
+            self._waiting.discard(counter)
 
     def _rest(self, counter: TenantCounter) -> None:
         if counter.num_waiting or counter.num_granted:
             return
-        self._idle.set(counter, counter.value)
         start = self.start()
-        while self._idle and (self._idle.rank() <= start or len(self._idle) > self.idle_max):
-            entry = self._idle.take()
-            assert entry is not None
-            self.base = max(self.base, entry[3].value)
-            del self._counters[entry[3].tenant]
+        idle = self._idle
+        if counter.value <= start:
+            self._forget(counter)
+        elif not counter.idle_serial:
+            idle.add(counter)
+        lowest = idle.lowest()
+        while lowest is not None and (lowest.value <= start or len(idle) > self.idle_max):
+            self._forget(lowest)
+            lowest = idle.lowest()
+
+    def _forget(self, counter: TenantCounter) -> None:
+        self._idle.discard(counter)
+        self.base = max(self.base, counter.value)
+        del self._counters[counter.tenant]

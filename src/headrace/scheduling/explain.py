@@ -15,9 +15,12 @@ Reason = Literal[
     "no_replica",
     "own_limit",
     "replicas_full",
+    "replica_paused",
     "kept_for_short",
     "long_prompts",
     "memory",
+    "set_aside",
+    "preempted",
     "behind_others",
     "next",
 ]
@@ -26,9 +29,12 @@ REASONS: Final[dict[Reason, str]] = {
     "no_replica": "no replica of the model is ready",
     "own_limit": "a limit of its own (concurrency, streams) holds it back; others may pass it",
     "replicas_full": "every place on every replica is taken",
+    "replica_paused": "the places that are free are on replicas that said they are full; they are asked again soon",
     "kept_for_short": "the places that are free are kept for short interactive requests",
     "long_prompts": "as many long prompts as may be are being read in",
     "memory": "no replica has memory for a request of its size yet",
+    "set_aside": "the places that are free are on replicas where it may not run, or not yet",
+    "preempted": "it was stopped for another's request and goes on as soon as its replica has a place",
     "behind_others": "others are before it",
     "next": "it is granted with the next decision",
 }
@@ -39,6 +45,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     position: int
     """From 1: how many would be granted up to it, if nobody came and all cost what is expected."""
+    is_exact: bool = True
+    """Otherwise it is further back than could be looked, and `position` is the first that it may have."""
     tenant_share: float
     """Its tenant's part of the weights of all who wait, 0 to 1."""
     waited_us: int

@@ -17,27 +17,28 @@ charged: good enough to count places, not to put requests back.
 """
 
 from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
 
 from headrace.scheduling.dispatch import NoReplica
+from headrace.scheduling.explained_queue import ExplainedQueue
 from headrace.scheduling.lanes import Job, Place
 from headrace.scheduling.policy import Demand, QueuePolicy
-from headrace.scheduling.queue_state import QueueState
-from headrace.scheduling.replicas import Replica
+from headrace.scheduling.preemption import RunningShares
+from headrace.scheduling.queue_steps import QueueSteps
 
 Ticket = TypeVar("Ticket", bound=Hashable)
 
 _NO_DEMAND: Final = Demand()
 
+ASKING_TENANTS_MAX: Final = 16
+"""So many tenants are asked whether a running request should be stopped for one of theirs."""
 
-class FairQueue(QueueState[Ticket]):
+
+class FairQueue(QueueSteps[Ticket], ExplainedQueue[Ticket]):
     """The queue and the replicas of one model. A ticket stands for a request."""
-
-    def advance(self, now_us: int) -> None:
-        """Say what time it is. Never goes back."""
-        self._now_us = max(self._now_us, now_us)
 
     def set_policy(self, policy: QueuePolicy) -> None:
         """Decide like this from now on. What waits keeps waiting, counters and grants stay as they are."""
@@ -78,7 +79,7 @@ class FairQueue(QueueState[Ticket]):
         """A replica said that it is full (or may be asked again): it is granted nothing meanwhile."""
         replica = self._replicas.get(replica_id)
         if replica is not None:
-            replica.is_paused = is_paused
+            self._replicas.pause(replica, is_paused=is_paused)
 
     # --- waiting ------------------------------------------------------------------------------------
 
@@ -96,7 +97,8 @@ class FairQueue(QueueState[Ticket]):
 
         Returns the tickets that had to give up their places for this one. Raises `NoReplica` if nobody
         serves or will serve the model, `QueueFull` if all places are taken. A request that can start
-        at once (`may_start` says so, and there is a place) never finds the queue full.
+        at once (`may_start` says so, and there is a place) never finds the queue full; `may_start` is asked only
+        where it would.
         """
         assert ticket not in self._jobs
         if self._replicas.is_hopeless:
@@ -106,25 +108,22 @@ class FairQueue(QueueState[Ticket]):
             demand = self._describe(ticket) if self._describe else _NO_DEMAND
         assert demand.weight > 0
         evicted: list[Ticket] = []
-        can_start = may_start is None or may_start(ticket)
-        if not (can_start and self._has_place(ticket, tokens, demand)):
-            evicted = self._occupancy.make_room(tenant, tokens)
+        occupancy = self._occupancy
+        if not occupancy.has_room(tenant, tokens):
+            can_start = may_start is None or may_start(ticket)
+            if not (can_start and self._has_place(ticket, tokens, demand)):
+                evicted = occupancy.make_room(tenant, tokens)
         for other in evicted:
             self.leave(other)
         self._order += 1
         counter = self._counters.enter(demand.flow or tenant, demand.weight)
-        job = Job(
-            ticket,
-            tenant=tenant,
-            counter=counter,
-            tokens=tokens,
-            demand=demand,
-            order=self._order,
-            entered_us=self._now_us,
-        )
+        job = Job(ticket, tenant, counter, tokens, demand, self._order, self._now_us, demand.weight)
         self._jobs[ticket] = job
-        self._occupancy.add(ticket, tenant, tokens)
-        self._room.add(job)
+        if occupancy.length:
+            occupancy.add(ticket, tenant, tokens)
+            self._waiting_room.add(job)
+        else:
+            self._newcomer = job
         return evicted
 
     def resize(self, ticket: Ticket, tokens: int) -> None:
@@ -218,17 +217,12 @@ class FairQueue(QueueState[Ticket]):
         """What a request cost that had been settled as nothing, because it was thought lost."""
         self._counters.charge_late(tenant, cost / weight)
         counter = self._counters.get(tenant)
-        if counter is not None:
+        if counter is not None and counter.num_waiting:
             self._room.moved(counter)
 
     def release(self, replica_id: str) -> None:
         """A granted request has left its replica."""
-        replica = self._replicas.get(replica_id)
-        if replica is None:
-            return
-        self._replicas.release(replica)
-        for job in self._grants.surplus(replica):
-            self._finish(job)
+        self._release(replica_id)
 
     def put_back(self, ticket: Ticket, replica_id: str, *, tenant: str, tokens: int) -> None:
         """A granted request could not start: it is the next one again, and its charge is taken back. Bounds
@@ -238,10 +232,36 @@ class FairQueue(QueueState[Ticket]):
         self._take_back(job, replica_id, tokens)
         self._room.add_first(job)
 
+    def preemption(self, may_start: Callable[[Ticket], bool] | None = None) -> tuple[Ticket, Ticket] | None:
+        """(granted request that should be stopped, waiting one that should have its place), or None (`fair` only).
+
+        The waiting one is the first for which `RunningShares.victim` finds somebody: tenants are asked in the queue's
+        order, each for its first interactive request that may start. The owner stops the granted one, and calls
+        `preempted` when it has stopped. Costs nothing to speak of while no tenant has several requests running.
+        """
+        if self._policy.name != "fair" or not self._counters.num_with_several or not self.num_waiting:
+            return None
+        self._room.age(self._now_us)
+        asking = self._room.first_of_each(may_start, tenants_max=ASKING_TENANTS_MAX)
+        if not asking:
+            return None
+        shares = RunningShares(self._grants)
+        for job in asking:
+            charge = max(job.charged, self._cost(job, job.demand.expected_output_tokens)) / job.weight
+            chosen = shares.victim(
+                job,
+                charge=charge,
+                quantum=self._policy.quantum,
+                can_replace=partial(self._placing.can_replace, job),
+            )
+            if chosen is not None:
+                return chosen.ticket, job.ticket
+        return None
+
     def preempted(
         self, ticket: Ticket, replica_id: str, *, tokens: int, output_tokens: int, in_favour_of: Ticket
     ) -> None:
-        """A granted request was stopped for another (`preempt_for`), which is the next one now if it still waits.
+        """A granted request was stopped for another (`preemption`), which is the next one now if it still waits.
 
         The stopped one waits again, before the rest of its tenant's. What it has taken stays charged, and computing
         that again will not be. `output_tokens`: so many were generated, over all its attempts.
@@ -254,72 +274,6 @@ class FairQueue(QueueState[Ticket]):
         job.demand = msgspec.structs.replace(job.demand, gate=None)
         self._room.add(job)
         favoured = self._jobs.get(in_favour_of)
-        if favoured is not None and favoured.place is Place.LANE:
+        if favoured is not None and favoured.place is not Place.GRANTED:
             self._room.remove(favoured)
             self._room.add_first(favoured)
-
-    # --- inside -------------------------------------------------------------------------------------
-
-    def _choose(self, may_start: Callable[[Ticket], bool] | None) -> tuple[Job[Ticket], Replica, int] | None:
-        self._room.age(self._now_us)
-        job = next((one for one in self._room.front() if may_start is None or may_start(one.ticket)), None)
-        if job is None:
-            is_warm = self._placing.is_warm if self._placing.has_warmth else None
-            job = self._room.first(is_open=self._is_open, may_start=may_start, is_warm=is_warm)
-        if job is None:
-            return None
-        warm = self._placing.warm(job)
-        if warm is not None:
-            return job, *warm
-        replica = self._placing.pick(job.ticket, job.tokens)
-        # The next one does not fit yet: nobody passes it, or a large one would wait for ever.
-        return None if replica is None else (job, replica, 0)
-
-    def _grant(self, job: Job[Ticket], replica: Replica, cached_tokens: int) -> None:
-        self._room.remove(job)
-        self._occupancy.remove(job.ticket, job.tenant)
-        if cached_tokens > job.demand.cached_tokens:
-            job.demand = msgspec.structs.replace(job.demand, cached_tokens=cached_tokens)
-        charge = self._charge(job)
-        job.charged += charge
-        job.place = Place.GRANTED
-        job.has_answered = False
-        self._order += 1
-        job.grant_order = self._order
-        self._grants.add(job, replica)
-        self._replicas.take(replica, job.tokens)
-        self._counters.grant(job.counter, charge / job.weight)
-        self._room.granted(job, charge)
-        self._room.moved(job.counter)
-
-    def _take_back(self, job: Job[Ticket], replica_id: str, tokens: int) -> None:
-        """It waits again; what it has not paid for by real work is not charged any more."""
-        assert job.place is Place.GRANTED
-        is_there = job.replica is self._replicas.get(replica_id)
-        self._grants.remove(job)
-        if is_there:
-            self.release(replica_id)
-        refund, job.charged = job.charged - job.paid, job.paid
-        job.tokens = tokens
-        job.output_tokens = 0
-        self._occupancy.add(job.ticket, job.tenant, tokens, is_first=True)
-        self._counters.put_back(job.counter, refund / job.weight)
-        self._room.moved(job.counter)
-
-    def _correct(self, job: Job[Ticket], cost: float) -> None:
-        more, job.charged = cost - job.charged, cost
-        if more:
-            self._counters.correct(job.counter, more / job.weight)
-            self._room.moved(job.counter)
-
-    def _finish(self, job: Job[Ticket]) -> None:
-        self._grants.remove(job)
-        job.place = Place.GONE
-        del self._jobs[job.ticket]
-        self._counters.finish(job.counter)
-
-    def _has_place(self, ticket: Ticket, tokens: int, demand: Demand) -> bool:
-        """Whether a newcomer that may start would find a place."""
-        if self._placing.pick(ticket, tokens) is None:
-            return False
-        return self._is_open(self._room.lane_for(demand))

@@ -42,27 +42,30 @@ class Grants(Generic[Ticket]):
     def add(self, job: Job[Ticket], replica: Replica) -> None:
         job.replica = replica
         self._on[replica][job.ticket] = job
-        self.num_reading_long += self._is_reading_long(job)
+        if self._long_prompt_tokens is not None:
+            self.num_reading_long += self._is_reading_long(job)
 
     def answered(self, job: Job[Ticket]) -> None:
         """Its prompt has been read in, or never will be."""
-        self.num_reading_long -= self._is_reading_long(job)
+        if self._long_prompt_tokens is not None:
+            self.num_reading_long -= self._is_reading_long(job)
         job.has_answered = True
 
     def remove(self, job: Job[Ticket]) -> None:
-        assert job.replica is not None
+        replica = job.replica
+        assert replica is not None
         self.answered(job)
-        jobs = self._on.get(job.replica)
+        jobs = self._on.get(replica)
         if jobs is not None and jobs.pop(job.ticket, None) is not None:
-            job.replica.kv_used -= job.tokens
-        self._orphans.pop(job.ticket, None)
+            replica.kv_used -= job.tokens
+        elif self._orphans:
+            self._orphans.pop(job.ticket, None)
         job.replica = None
 
-    def surplus(self, replica: Replica) -> Iterator[Job[Ticket]]:
-        """Jobs of a replica beyond what runs there: released and never settled, oldest first."""
+    def surplus(self, replica: Replica) -> Job[Ticket] | None:
+        """The oldest job of a replica if it has more than run there: one was released and never settled."""
         jobs = self._on[replica]
-        while len(jobs) > replica.running:
-            yield next(iter(jobs.values()))
+        return next(iter(jobs.values())) if len(jobs) > replica.running else None
 
     def change_long_prompts(self, long_prompt_tokens: int | None) -> None:
         self._long_prompt_tokens = long_prompt_tokens

@@ -12,8 +12,10 @@ from collections.abc import Hashable, Iterator
 from enum import Enum
 from typing import Any, Generic, Literal, TypeVar
 
+import msgspec
+
 from headrace.scheduling.counters import TenantCounter
-from headrace.scheduling.lazy_heap import LazyHeap
+from headrace.scheduling.lazy_heap import Entry, LazyHeap
 from headrace.scheduling.policy import Demand, QueuePolicy, ServiceClass
 from headrace.scheduling.replicas import Replica
 
@@ -31,65 +33,33 @@ class Place(Enum):
     GONE = "gone"
 
 
-class Job(Generic[Ticket]):
-    """A request as the queue knows it."""
+class Job(msgspec.Struct, Generic[Ticket], eq=False):
+    """A request as the queue knows it. Two are never equal."""
 
-    __slots__ = (
-        "charged",
-        "counter",
-        "demand",
-        "entered_us",
-        "grant_order",
-        "has_answered",
-        "is_aged",
-        "lane",
-        "order",
-        "output_tokens",
-        "paid",
-        "place",
-        "rank",
-        "replica",
-        "tenant",
-        "ticket",
-        "tokens",
-        "weight",
-    )
-
-    def __init__(
-        self,
-        ticket: Ticket,
-        *,
-        tenant: str,
-        counter: TenantCounter,
-        tokens: int,
-        demand: Demand,
-        order: int,
-        entered_us: int,
-    ) -> None:
-        self.ticket = ticket
-        self.tenant = tenant
-        self.counter = counter
-        self.tokens = tokens
-        """Held: what it takes of a replica's memory at most."""
-        self.demand = demand
-        self.order = order
-        self.entered_us = entered_us
-        self.weight = demand.weight
-        """By which its cost was divided. Stays the same for all its corrections."""
-        self.charged = 0.0
-        """Cost that its tenant was charged for it, not yet divided by the weight."""
-        self.paid = 0.0
-        """The part of it that real work stands for."""
-        self.output_tokens = 0
-        """Reported so far."""
-        self.has_answered = False
-        self.is_aged = False
-        self.grant_order = 0
-        self.place = Place.LANE
-        self.lane: Lane[Ticket] | None = None
-        self.rank: Any = None
-        self.replica: Replica | None = None
-        """Where it was granted a place."""
+    ticket: Ticket
+    tenant: str
+    counter: TenantCounter
+    tokens: int
+    """Held: what it takes of a replica's memory at most."""
+    demand: Demand
+    order: int
+    entered_us: int
+    weight: float
+    """By which its cost is divided: its demand's when it came, for all its corrections."""
+    charged: float = 0.0
+    """Cost that its tenant was charged for it, not yet divided by the weight."""
+    paid: float = 0.0
+    """The part of it that real work stands for."""
+    output_tokens: int = 0
+    """Reported so far."""
+    has_answered: bool = False
+    is_aged: bool = False
+    grant_order: int = 0
+    place: Place = Place.LANE
+    lane: "Lane[Ticket] | None" = None
+    rank: Any = None
+    replica: Replica | None = None
+    """Where it was granted a place."""
 
     @property
     def service_class(self) -> ServiceClass:
@@ -184,6 +154,13 @@ class Row(Generic[Ticket]):
         """Of the first job."""
         return self.first_flow().jobs.rank()
 
+    def flow_entries(self) -> Iterator[Entry]:
+        """The flows by the rank of their first jobs, as entries of a `LazyHeap`. Nothing may change meanwhile."""
+        if self._order is not None:
+            return self._order.in_order()
+        flow = self.first_flow()
+        return iter([[flow.jobs.rank(), 0, 0, flow]])
+
     def in_order(self) -> Iterator[Flow[Ticket]]:
         """The flows by their first jobs. Nothing may change meanwhile."""
         yield self.first_flow()
@@ -238,6 +215,10 @@ class Lane(Generic[Ticket]):
             self.order.discard(row)
         elif not self._is_by_counter or job.rank == self.order.tie_of(row):
             self._place(row)
+
+    def row_of(self, counter: TenantCounter) -> Row[Ticket] | None:
+        """What a tenant has here. To read."""
+        return self._rows.get(counter)
 
     def moved(self, counter: TenantCounter) -> None:
         """The tenant's counter has changed."""

@@ -106,6 +106,19 @@ class LazyHeap(Generic[Item]):
         self._entries[entry[3]] = entry
         heapq.heappush(self._heap, entry)
 
+    def in_order(self) -> Iterator[Entry]:
+        """All entries, first one first; those without an item are dead. Nothing may change meanwhile.
+
+        Finding the first few looks at no more than twice as many, dead ones included.
+        """
+        heap = self._heap
+        ahead = [(heap[0], 0)] if heap else []
+        while ahead:
+            entry, at = heapq.heappop(ahead)
+            for below in range(2 * at + 1, min(2 * at + 3, len(heap))):
+                heapq.heappush(ahead, (heap[below], below))
+            yield entry
+
     def _top(self) -> Entry | None:
         heap = self._heap
         while heap:

@@ -13,9 +13,12 @@ Ticket = TypeVar("Ticket", bound=Hashable)
 class _Share(Generic[Ticket]):
     """What one tenant has waiting: tokens of its tickets in order of arrival."""
 
-    __slots__ = ("first", "others")
+    __slots__ = ("first", "order", "others")
 
-    def __init__(self) -> None:
+    def __init__(self, order: int) -> None:
+        self.order = order
+        """Among tenants with equally much waiting, the lowest gives way first: who began to wait first, or was put
+        back last."""
         self.first: dict[Ticket, int] = {}
         """Put back, the one that was put back last at the end; they came before the others."""
         self.others: dict[Ticket, int] = {}
@@ -40,6 +43,7 @@ class Occupancy(Generic[Ticket]):
         self._largest: LazyHeap[str] = LazyHeap()
         self._changed: set[str] = set()
         """Tenants whose place in `_largest` is not up to date: it is only needed when the queue is full."""
+        self._order = 0
         self.length = 0
         self.tokens = 0
 
@@ -48,11 +52,25 @@ class Occupancy(Generic[Ticket]):
         share = self._shares.get(tenant)
         return (len(share), self._tokens_of[tenant]) if share is not None else (0, 0)
 
+    @property
+    def num_tenants(self) -> int:
+        """Tenants that have requests waiting."""
+        return len(self._shares)
+
+    def tickets_of(self, tenant: str) -> Iterator[Ticket]:
+        """A tenant's tickets in order of arrival. Nothing may change meanwhile."""
+        share = self._shares.get(tenant)
+        return iter(()) if share is None else chain(reversed(share.first), share.others)
+
     def add(self, ticket: Ticket, tenant: str, tokens: int, *, is_first: bool = False) -> None:
         share = self._shares.get(tenant)
         if share is None:
-            share = self._shares[tenant] = _Share()
+            self._order += 1
+            share = self._shares[tenant] = _Share(self._order)
             self._tokens_of[tenant] = 0
+        if is_first:
+            self._order += 1
+            share.order = -self._order
         (share.first if is_first else share.others)[ticket] = tokens
         self.length += 1
         self._count(tenant, tokens)
@@ -72,6 +90,14 @@ class Occupancy(Generic[Ticket]):
             self._largest.discard(tenant)
             self._changed.discard(tenant)
 
+    def has_room(self, tenant: str, tokens: int) -> bool:
+        """Whether one more can wait without anybody's giving way."""
+        bounds = self._bounds
+        if self.length >= bounds.length or self.tokens + tokens > bounds.tokens:
+            return False
+        length, waiting = self.of(tenant)
+        return length < bounds.tenant_length and waiting + tokens <= bounds.tenant_tokens
+
     def make_room(self, tenant: str, tokens: int) -> list[Ticket]:
         """The tickets that have to go so that this one has room. Raises `QueueFull`; changes nothing."""
         self._check_tenant(tenant, tokens)
@@ -84,7 +110,7 @@ class Occupancy(Generic[Ticket]):
             full = QueueFull(level="model", bound="tokens", limit=bounds.tokens, used=waiting)
         own = self.of(tenant)[1] + tokens
         for name in self._changed:
-            self._largest.set(name, -self._tokens_of[name])
+            self._set(name, self._tokens_of[name])
         self._changed.clear()
         self._largest.discard(tenant)
         left: dict[str, int] = {}
@@ -93,7 +119,7 @@ class Occupancy(Generic[Ticket]):
         finally:
             for name in (*left, tenant):
                 if name in self._shares:
-                    self._largest.set(name, -self._tokens_of[name])
+                    self._set(name, self._tokens_of[name])
 
     def _evict(self, tokens: int, own: int, left: dict[str, int], full: QueueFull) -> list[Ticket]:
         """Newest tickets of whoever is the largest at that point. `left` says what each would keep."""
@@ -111,10 +137,13 @@ class Occupancy(Generic[Ticket]):
             ticket, freed = next(newest[name])
             evicted.append(ticket)
             left[name] -= freed
-            self._largest.set(name, -left[name])
+            self._set(name, left[name])
             waiting -= freed
             length -= 1
         return evicted
+
+    def _set(self, tenant: str, tokens: int) -> None:
+        self._largest.set(tenant, -tokens, self._shares[tenant].order)
 
     def _count(self, tenant: str, tokens: int) -> None:
         self.tokens += tokens

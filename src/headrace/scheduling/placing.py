@@ -10,6 +10,8 @@ from headrace.scheduling.replicas import Replica, Replicas
 
 Ticket = TypeVar("Ticket", bound=Hashable)
 
+MayRun = Callable[[Ticket, str], bool]
+"""Whether a replica is one for this request at all, now or later."""
 Fits = Callable[[Ticket, str], bool]
 """Whether a replica's memory has room for a request now. While it has not, nobody passes that request."""
 WarmOn = Callable[[Ticket], tuple[str, int] | None]
@@ -19,16 +21,28 @@ WarmOn = Callable[[Ticket], tuple[str, int] | None]
 class Placing(Generic[Ticket]):
     """The replicas of a queue, with its rules about free places."""
 
-    def __init__(self, *, fits: Fits[Ticket] | None, warm_on: WarmOn[Ticket] | None) -> None:
+    def __init__(
+        self, *, may_run: MayRun[Ticket] | None, fits: Fits[Ticket] | None, warm_on: WarmOn[Ticket] | None
+    ) -> None:
         self.replicas = Replicas()
-        self._fits = fits
+        self._may_run = may_run
+        self._fits = _both(may_run, fits)
         self._warm_on = warm_on
         self.has_warmth = warm_on is not None
 
     def pick(self, ticket: Ticket, tokens: int) -> Replica | None:
         """The least loaded replica with room."""
         fits = self._fits
-        return self.replicas.pick(tokens, None if fits is None else lambda name: fits(ticket, name))
+        if fits is None:
+            return self.replicas.pick(tokens)
+        return self.replicas.pick(tokens, lambda name: fits(ticket, name))
+
+    def can_replace(self, waiting: Job[Ticket], granted: Job[Ticket]) -> bool:
+        """Whether stopping a granted request gives a waiting one a place, if memory is left aside."""
+        replica = granted.replica
+        if replica is None or replica.is_paused or replica.running > replica.capacity:
+            return False
+        return self._may_run is None or self._may_run(waiting.ticket, replica.replica_id)
 
     def is_warm(self, job: Job[Ticket]) -> bool:
         return self.warm(job) is not None
@@ -57,3 +71,9 @@ class Placing(Generic[Ticket]):
             if self.replicas.num_free <= reserve:
                 return "kept_for_short"
         return None
+
+
+def _both(may_run: MayRun[Ticket] | None, fits: Fits[Ticket] | None) -> Fits[Ticket] | None:
+    if may_run is None or fits is None:
+        return may_run or fits
+    return lambda ticket, replica_id: may_run(ticket, replica_id) and fits(ticket, replica_id)

@@ -83,6 +83,11 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True):
     idle_tenants_max: int = 10_000
     """Tenants without requests that are remembered for what they had beyond their share."""
 
+    @property
+    def closes_lanes(self) -> bool:
+        """Whether there is anything that some requests may not take while a place is free."""
+        return self.name != "fifo" and (self.interactive_reserve > 0 or self.long_prompt_tokens is not None)
+
     @classmethod
     def of(cls, settings: SchedulingSettings) -> "QueuePolicy":
         """The policy that a model's settings ask for."""

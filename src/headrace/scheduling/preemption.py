@@ -1,44 +1,56 @@
 """Whom to stop so that a tenant below its share need not wait for a place: a pure choice."""
 
-from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
-import msgspec
+from headrace.scheduling.counters import TenantCounter
+from headrace.scheduling.lanes import Job
 
 Ticket = TypeVar("Ticket", bound=Hashable)
 
 
-class Running(msgspec.Struct, Generic[Ticket], frozen=True, kw_only=True):
-    """A granted request."""
+class RunningShares(Generic[Ticket]):
+    """What each tenant has running: the charges of its granted requests, by weight."""
 
-    ticket: Ticket
-    tenant: str
-    counter: float
-    """Of its tenant, now."""
-    granted_order: int
-    """Grows with every grant."""
-    charge: float
-    """What its tenant was charged for it, by weight."""
+    def __init__(self, granted: Iterable[Job[Ticket]]) -> None:
+        self._newest_first: dict[TenantCounter, list[Job[Ticket]]] = {}
+        for job in granted:
+            self._newest_first.setdefault(job.counter, []).append(job)
+        self._charges: dict[TenantCounter, float] = {}
+        for counter, jobs in self._newest_first.items():
+            jobs.sort(key=lambda job: job.grant_order, reverse=True)
+            self._charges[counter] = sum(job.charged / job.weight for job in jobs)
+        self._largest_first = sorted(
+            (counter for counter, jobs in self._newest_first.items() if len(jobs) > 1),
+            key=lambda counter: (self._charges[counter], self._newest_first[counter][0].grant_order),
+            reverse=True,
+        )
+        """Those with several requests. Nobody's only one is stopped."""
 
+    def victim(
+        self,
+        waiting: Job[Ticket],
+        *,
+        charge: float,
+        quantum: float,
+        can_replace: Callable[[Job[Ticket]], bool],
+    ) -> Job[Ticket] | None:
+        """The newest request of the most over-served tenant, or None if nobody is over-served enough.
 
-def victim(
-    running: Sequence[Running[Ticket]], *, tenant: str, counter: float, charge: float, quantum: float
-) -> Ticket | None:
-    """The newest request of the most over-served tenant, or None if nobody is over-served enough.
+        `charge`: what the waiting one costs in all, by weight. `can_replace`: whether stopping a request gives it a place.
 
-    `tenant` and `counter` are those of the one that waits, `charge` is what it would be charged. Over-served is who has
-    most running, by weight, and is not behind in its counter: whoever comes from idle has a counter like everybody's,
-    so the counter alone would never give it a place. Without the victim its tenant must still have more running than
-    the other would have with its request, and `quantum` more: so two tenants never stop each other in turn.
-    """
-    has_running: dict[str, float] = defaultdict(float)
-    for one in running:
-        has_running[one.tenant] += one.charge
-    others = [one for one in running if one.tenant != tenant and one.counter >= counter]
-    if not others:
+        Over-served is who has most running and is not behind in its counter: whoever comes from idle has a counter like
+        everybody's, so the counter alone would never give it a place. Without the victim its tenant must still have
+        more running than the other would have, and `quantum` more. So the largest share only ever shrinks: tenants
+        never stop each other in turn.
+        """
+        most = self._charges.get(waiting.counter, 0.0) + charge + quantum
+        for counter in self._largest_first:
+            if self._charges[counter] < most:
+                return None
+            if counter is waiting.counter or counter.value < waiting.counter.value:
+                continue
+            newest = next((job for job in self._newest_first[counter] if can_replace(job)), None)
+            if newest is not None and self._charges[counter] - newest.charged / newest.weight >= most:
+                return newest
         return None
-    worst = max(others, key=lambda one: (has_running[one.tenant], one.granted_order)).tenant
-    newest = max((one for one in others if one.tenant == worst), key=lambda one: one.granted_order)
-    left = has_running[worst] - newest.charge
-    return newest.ticket if left >= has_running[tenant] + charge + quantum else None

@@ -9,9 +9,8 @@ from headrace.scheduling.explain import Explanation, Reason, Waiting, forecast, 
 from headrace.scheduling.grants import Grants
 from headrace.scheduling.lanes import Job, Lane, Place
 from headrace.scheduling.occupancy import Occupancy
-from headrace.scheduling.placing import Fits, Placing, WarmOn
+from headrace.scheduling.placing import Fits, MayRun, Placing, WarmOn
 from headrace.scheduling.policy import Demand, QueuePolicy
-from headrace.scheduling.preemption import Running, victim
 from headrace.scheduling.waiting_room import WaitingRoom
 
 Ticket = TypeVar("Ticket", bound=Hashable)
@@ -28,6 +27,7 @@ class QueueState(Generic[Ticket]):
         policy: QueuePolicy | None = None,
         *,
         describe: Describe[Ticket] | None = None,
+        may_run: MayRun[Ticket] | None = None,
         fits: Fits[Ticket] | None = None,
         warm_on: WarmOn[Ticket] | None = None,
     ) -> None:
@@ -35,14 +35,17 @@ class QueueState(Generic[Ticket]):
         self._bounds = bounds
         self._policy = policy
         self._describe = describe
-        self._placing: Placing[Ticket] = Placing(fits=fits, warm_on=warm_on)
+        self._placing: Placing[Ticket] = Placing(may_run=may_run, fits=fits, warm_on=warm_on)
         self._replicas = self._placing.replicas
         self._now_us = 0
         self._order = 0
         self._jobs: dict[Ticket, Job[Ticket]] = {}
         """Waiting and granted."""
-        self._room: WaitingRoom[Ticket] = WaitingRoom(policy)
-        self._occupancy: Occupancy[Ticket] = Occupancy(bounds)
+        self._newcomer: Job[Ticket] | None = None
+        """The only one that waits, before it is in the next two: nearly always it is granted a place at once, and need
+        not be put in there and taken out again."""
+        self._waiting_room: WaitingRoom[Ticket] = WaitingRoom(policy)
+        self._occupied: Occupancy[Ticket] = Occupancy(bounds)
         self._counters = TenantCounters(idle_max=policy.idle_tenants_max)
         self._grants: Grants[Ticket] = Grants(policy.long_prompt_tokens)
 
@@ -57,11 +60,11 @@ class QueueState(Generic[Ticket]):
 
     @property
     def num_waiting(self) -> int:
-        return self._occupancy.length
+        return self._occupied.length if self._newcomer is None else 1
 
     @property
     def waiting_tokens(self) -> int:
-        return self._occupancy.tokens
+        return self._occupied.tokens if self._newcomer is None else self._newcomer.tokens
 
     @property
     def num_running(self) -> int:
@@ -78,20 +81,15 @@ class QueueState(Generic[Ticket]):
 
     def waiting_of(self, tenant: str) -> tuple[int, int]:
         """(requests, tokens) of a tenant that wait."""
-        return self._occupancy.of(tenant)
+        newcomer = self._newcomer
+        if newcomer is not None and newcomer.tenant == tenant:
+            return 1, newcomer.tokens
+        return self._occupied.of(tenant)
 
     def has_place(self, ticket: Ticket) -> bool:
         """Whether a replica has room for this waiting request now."""
         job = self._jobs[ticket]
         return self._placing.pick(ticket, job.tokens) is not None
-
-    def next_waiting(self, may_start: Callable[[Ticket], bool] | None = None) -> Ticket | None:
-        """Who would be granted the next place that comes free, if it were one for everybody."""
-        for job in self._room.front():
-            if may_start is None or may_start(job.ticket):
-                return job.ticket
-        job_or_none = self._room.first(is_open=lambda lane: True, may_start=may_start, is_warm=None)
-        return None if job_or_none is None else job_or_none.ticket
 
     # --- explaining ---------------------------------------------------------------------------------
 
@@ -104,6 +102,8 @@ class QueueState(Generic[Ticket]):
 
     def expected_order(self) -> Iterator[Ticket]:
         """Who would be granted after whom if nobody came (`headrace.scheduling.explain.forecast`)."""
+        if self._newcomer is not None:
+            return iter([self._newcomer.ticket])
         waiting = [
             Waiting(
                 ticket=job.ticket,
@@ -115,9 +115,9 @@ class QueueState(Generic[Ticket]):
                 service_class=job.service_class,
                 is_first=job.place is Place.FRONT,
             )
-            for job in self._room
+            for job in self._waiting_room
         ]
-        return forecast(waiting, self._policy, owed=self._room.owed)
+        return forecast(waiting, self._policy, owed=self._waiting_room.owed)
 
     def explain(
         self, ticket: Ticket, may_start: Callable[[Ticket], bool] | None = None
@@ -136,38 +136,28 @@ class QueueState(Generic[Ticket]):
             reason=self._reason(job, position, may_start),
         )
 
-    def preempt_for(self, ticket: Ticket) -> tuple[Ticket, str] | None:
-        """The granted request that should be stopped for this waiting one, and where it runs; or None.
-
-        The owner stops it, and calls `preempted` when it has stopped.
-        """
-        job = self._jobs.get(ticket)
-        if job is None or job.place is Place.GRANTED:
-            return None
-        running = [
-            Running(
-                ticket=one.ticket,
-                tenant=one.counter.tenant,
-                counter=one.counter.value,
-                granted_order=one.grant_order,
-                charge=one.charged / one.weight,
-            )
-            for one in self._grants
-        ]
-        chosen = victim(
-            running,
-            tenant=job.counter.tenant,
-            counter=job.counter.value,
-            charge=self._charge(job) / job.weight,
-            quantum=self._policy.quantum,
-        )
-        if chosen is None:
-            return None
-        replica = self._jobs[chosen].replica
-        assert replica is not None
-        return chosen, replica.replica_id
-
     # --- inside -------------------------------------------------------------------------------------
+
+    @property
+    def _room(self) -> WaitingRoom[Ticket]:
+        """With everybody in it who waits."""
+        if self._newcomer is not None:
+            self._house()
+        return self._waiting_room
+
+    @property
+    def _occupancy(self) -> Occupancy[Ticket]:
+        """Of everybody who waits."""
+        if self._newcomer is not None:
+            self._house()
+        return self._occupied
+
+    def _house(self) -> None:
+        """The newcomer is one among those who wait."""
+        job, self._newcomer = self._newcomer, None
+        assert job is not None
+        self._occupied.add(job.ticket, job.tenant, job.tokens)
+        self._waiting_room.add(job)
 
     def _charge(self, job: Job[Ticket]) -> float:
         """What its tenant will be charged when it is granted."""
@@ -195,7 +185,7 @@ class QueueState(Generic[Ticket]):
         if self._replicas.num_free <= 0:
             return "replicas_full"
         if job.place is Place.LANE:
-            closed = self._closed(self._room.lane_of(job))
+            closed = self._closed(self._waiting_room.lane_of(job))
             if closed is not None:
                 return closed
         if self._placing.pick(job.ticket, job.tokens) is None:

@@ -34,6 +34,8 @@ class Replicas:
         self._expected: set[str] = set()
         self.capacity = 0
         self.running = 0
+        self.num_free = 0
+        """Places of replicas that are not paused. What runs beyond a capacity takes none of the others' places."""
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -41,11 +43,6 @@ class Replicas:
     @property
     def is_hopeless(self) -> bool:
         return not self._ready and not self._expected
-
-    @property
-    def num_free(self) -> int:
-        """Places of replicas that are not paused. What runs beyond a capacity takes none of the others' places."""
-        return sum(one.num_free for one in self._ready.values())
 
     def all(self) -> Iterator[Replica]:
         yield from self._ready.values()
@@ -62,6 +59,7 @@ class Replicas:
         if replica is not None:
             self.capacity -= replica.capacity
             self.running -= replica.running
+            self.num_free -= replica.num_free
         return replica
 
     def add(self, replica_id: str, *, capacity: int, kv_tokens: int | None) -> None:
@@ -69,22 +67,34 @@ class Replicas:
         self.give_up(replica_id)
         self._ready[replica_id] = Replica(replica_id, capacity=capacity, kv_tokens=kv_tokens)
         self.capacity += capacity
+        self.num_free += capacity
 
     def set_capacity(self, replica: Replica, capacity: int) -> None:
         """From now on. More may run there until they end."""
         assert capacity >= 1
         self.capacity += capacity - replica.capacity
+        self.num_free -= replica.num_free
         replica.capacity = capacity
+        self.num_free += replica.num_free
+
+    def pause(self, replica: Replica, *, is_paused: bool) -> None:
+        self.num_free -= replica.num_free
+        replica.is_paused = is_paused
+        self.num_free += replica.num_free
 
     def take(self, replica: Replica, tokens: int) -> None:
+        """One that `has_room`."""
         replica.running += 1
         replica.kv_used += tokens
         self.running += 1
+        self.num_free -= 1
 
     def release(self, replica: Replica) -> None:
         assert replica.running > 0
         replica.running -= 1
         self.running -= 1
+        if replica.running < replica.capacity and not replica.is_paused:
+            self.num_free += 1
 
     def pick(self, tokens: int, fits: Callable[[str], bool] | None = None) -> Replica | None:
         """The least loaded with room, in proportion to its size."""

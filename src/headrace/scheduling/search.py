@@ -66,6 +66,28 @@ def first(
         found.restore()
 
 
+def first_of_each(
+    lanes: Sequence[Lane[Ticket]], *, may_start: MayStart[Ticket] | None, tenants_max: int
+) -> list[Job[Ticket]]:
+    """Of each of the first tenants the first job that may start, next one first. Looks only; changes nothing.
+
+    `tenants_max` counts those without such a job, too, and a tenant once for each of its lanes.
+    """
+    jobs: list[Job[Ticket]] = []
+    found = Found()
+    try:
+        for _ in range(tenants_max):
+            lane = _lowest(lanes)
+            if lane is None:
+                break
+            job = _first_of(found.take(lane), may_start)
+            if job is not None:
+                jobs.append(job)
+    finally:
+        found.restore()
+    return jobs
+
+
 def _startable(
     lanes: Sequence[Lane[Ticket]], found: Found, may_start: MayStart[Ticket] | None
 ) -> Iterator[Job[Ticket]]:

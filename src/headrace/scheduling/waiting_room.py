@@ -78,7 +78,7 @@ class WaitingRoom(Generic[Ticket]):
         self._ages.discard(job)
 
     def moved(self, counter: TenantCounter) -> None:
-        """A tenant's counter has changed."""
+        """The counter of a tenant that waits has changed."""
         if self.is_fair:
             self._moved.add(counter)
 
@@ -104,6 +104,16 @@ class WaitingRoom(Generic[Ticket]):
     def front(self) -> list[Job[Ticket]]:
         return list(self._front.values()) if self._front else []
 
+    def num_waiting(self, service_class: ServiceClass) -> int:
+        """Jobs of a class, after aging."""
+        number = sum(lane.num_jobs for lane in self._lanes.values() if lane.service_class == service_class)
+        return number + sum(job.service_class == service_class for job in self.front())
+
+    def lanes(self) -> list[Lane[Ticket]]:
+        """Those in which somebody waits, in their order. To read."""
+        self._put_right()
+        return [lane for lane in self._lanes.values() if lane.num_jobs]
+
     def first(
         self,
         *,
@@ -126,12 +136,39 @@ class WaitingRoom(Generic[Ticket]):
                 return job
         return None
 
+    def first_of_each(
+        self, may_start: Callable[[Ticket], bool] | None, *, tenants_max: int
+    ) -> list[Job[Ticket]]:
+        """Interactive requests that a place would help, next one first: of the first tenants the first that may start.
+
+        If one of those that were put back is such a request, it alone: nobody gets a place before it. Long prompts
+        wait for their budget rather than for a place.
+        """
+        for job in self.front():
+            is_one = job.service_class == "interactive" and size_of(job.demand, self.policy) != "long"
+            if is_one and (may_start is None or may_start(job.ticket)):
+                return [job]
+        self._put_right()
+        lanes = [self._lanes["interactive", size] for size in _SIZES if size != "long"]
+        return search.first_of_each(lanes, may_start=may_start, tenants_max=tenants_max)
+
     def granted(self, job: Job[Ticket], cost: float) -> None:
         """A job, already taken out, was granted: for the shares of the classes."""
         if self.is_fair:
             other: ServiceClass = "interactive" if job.service_class == "batch" else "batch"
             does_other_wait = any(self._lanes[other, size].num_jobs for size in _SIZES)
             self._shares.granted(job.service_class, cost, does_other_wait=does_other_wait)
+
+    def granted_alone(self) -> None:
+        """A job was granted that had never been in here, while nobody waited."""
+        if self.is_fair:
+            self._shares.nobody_waits()
+
+    def is_aged(self, job: Job[Ticket], now_us: int) -> bool:
+        """Whether `age` would move it."""
+        return (
+            self.is_fair and job.service_class == "batch" and job.entered_us <= now_us - self.policy.aging_us
+        )
 
     def _put_right(self) -> None:
         if self._moved:

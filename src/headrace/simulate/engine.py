@@ -19,6 +19,8 @@ from headrace.scheduling.steps import PrefillPace, StepLimits, share_out
 from headrace.simulate.cache import BLOCK_TOKENS, PrefixCache
 from headrace.simulate.workload import Arrival
 
+Prefill = Literal["chunked", "whole"]
+
 
 class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
     """One replica. Times in microseconds. The defaults are Llama-2-7B on an A10G, fitted to published runs."""
@@ -30,7 +32,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
     decode_us_per_sequence: float = 110.0
     slots: int = 32
     kv_tokens: int = 10_000
-    prefill: Literal["chunked", "whole"] = "chunked"
+    prefill: Prefill = "chunked"
     steps_per_round: int = 1
     """Newcomers are taken up after so many steps."""
     has_lookahead: bool = False
@@ -51,10 +53,12 @@ class Sequence:
     __slots__ = (
         "arrival",
         "cached_tokens",
+        "done_tokens",
         "finish_step",
         "first_us",
         "last_us",
         "left",
+        "lost_tokens",
         "number",
         "start_step",
     )
@@ -63,15 +67,25 @@ class Sequence:
         self.number = number
         self.arrival = arrival
         self.cached_tokens = 0
+        self.done_tokens = 0
+        """Of the answer, from before it was stopped: they are read in again with the prompt."""
         self.left = 0
-        """Prompt tokens to be read in."""
+        """Tokens to be read in."""
+        self.lost_tokens = 0
+        """Read in, or generated, before it was stopped."""
         self.start_step = 0
         self.finish_step = 0
         self.first_us = 0
         self.last_us = 0
 
+    @property
+    def to_read_in(self) -> int:
+        """All that has to be before its next token, when it starts. The last token is always computed."""
+        return max(self.arrival.prompt_tokens + self.done_tokens - self.cached_tokens, 1)
+
     def output_tokens(self, step: int) -> int:
-        return min(1 + step - self.start_step, self.arrival.output_tokens)
+        """Of the answer, so far. Only while it is decoding."""
+        return min(self.done_tokens + 1 + step - self.start_step, self.arrival.output_tokens)
 
 
 class Engine:
@@ -114,12 +128,31 @@ class Engine:
         """Take a request up with the next step."""
         if self.is_idle:
             self.now_us = max(self.now_us, now_us)
-        if self.model.cache_blocks != 0 and sequence.arrival.blocks:
-            sequence.cached_tokens = self.match(sequence.arrival)
-            self.cache.use(sequence.arrival.blocks)
+        arrival = sequence.arrival
+        sequence.cached_tokens = arrival.cached_tokens
+        if self.model.cache_blocks != 0 and arrival.blocks:
+            sequence.cached_tokens = self.match(arrival)
+            self.cache.use(arrival.blocks)
             self.hit_tokens += sequence.cached_tokens
-        sequence.left = max(sequence.arrival.prompt_tokens - sequence.cached_tokens, 1)
+        sequence.left = sequence.to_read_in
         self._prefilling.append(sequence)
+
+    def stop(self, number: int) -> Sequence:
+        """Take a request out, between two steps. What it has generated stands in `done_tokens`."""
+        for sequence in self._prefilling:
+            if sequence.number == number:
+                self._prefilling.remove(sequence)
+                sequence.lost_tokens += sequence.to_read_in - sequence.left
+                return sequence
+        (entry,) = (one for one in self._decoding if one[1] == number)
+        self._decoding.remove(entry)
+        heapq.heapify(self._decoding)
+        sequence = entry[2]
+        done_tokens = sequence.output_tokens(self.steps)
+        sequence.lost_tokens += sequence.to_read_in + done_tokens - sequence.done_tokens
+        self._context_tokens -= sequence.arrival.prompt_tokens + done_tokens
+        sequence.done_tokens = done_tokens
+        return sequence
 
     def fits(self, arrival: Arrival) -> bool:
         """Whether memory never runs out if this one is taken up now, with answers as long as they will be.
@@ -131,7 +164,10 @@ class Engine:
             for entry in self._decoding
             for one in (entry[2],)
         ]
-        sizes += [(one.arrival.output_tokens, one.arrival.prompt_tokens) for one in self._prefilling]
+        sizes += [
+            (one.arrival.output_tokens - one.done_tokens, one.arrival.prompt_tokens + one.done_tokens)
+            for one in self._prefilling
+        ]
         sizes.append((arrival.output_tokens, arrival.prompt_tokens))
         sizes.sort(reverse=True)
         held = most = 0
@@ -202,16 +238,17 @@ class Engine:
                 self._begin(sequence, begun, ended)
 
     def _begin(self, sequence: Sequence, begun: list[Sequence], ended: list[Sequence]) -> None:
-        """The prompt is read in, and with it the first token is there."""
-        sequence.first_us = round(self.now_us)
+        """The prompt is read in, and with it the next token is there."""
+        if not sequence.done_tokens:
+            sequence.first_us = round(self.now_us)
         sequence.start_step = self.steps
-        sequence.finish_step = self.steps + max(sequence.arrival.output_tokens - 1, 0)
+        sequence.finish_step = self.steps + max(sequence.arrival.output_tokens - sequence.done_tokens - 1, 0)
         begun.append(sequence)
         if sequence.finish_step == self.steps:
-            sequence.last_us = sequence.first_us
+            sequence.last_us = round(self.now_us)
             ended.append(sequence)
             return
-        self._context_tokens += sequence.arrival.prompt_tokens + 1
+        self._context_tokens += sequence.arrival.prompt_tokens + sequence.done_tokens + 1
         heapq.heappush(self._decoding, (sequence.finish_step, sequence.number, sequence))
 
     def _end(self, ended: list[Sequence]) -> None:

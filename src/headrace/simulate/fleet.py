@@ -2,65 +2,22 @@
 
 import heapq
 import random
-from collections.abc import Iterator, Sequence
-from typing import Literal
-
-import msgspec
+from collections.abc import Sequence
 
 from headrace.admission.controller import AdmissionController, Applicant
-from headrace.admission.entry import Entry
+from headrace.admission.entry import Entry, Phase
 from headrace.scheduling.dispatch import QueueBounds, QueueFull
 from headrace.scheduling.fair import FairQueue
-from headrace.scheduling.policy import Demand, QueuePolicy
+from headrace.scheduling.policy import Demand
 from headrace.simulate import engine as engines
-from headrace.simulate.engine import Engine, EngineModel
+from headrace.simulate.engine import Engine
+from headrace.simulate.outcome import Outcome, Served, Setup
 from headrace.simulate.workload import Arrival
-
-Prediction = Literal["exact", "half", "none"]
-"""What is known of an answer's length when it is granted: all, all give or take a half, nothing (then it is
-charged as it grows)."""
 
 MODEL = "model"
 LEASE_US = 10**15
 """Nobody dies here."""
 _NEVER_US = 10**17
-
-
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """A fleet and how it is shared."""
-
-    name: str
-    policy: QueuePolicy = QueuePolicy()
-    prediction: Prediction = "exact"
-    engine: EngineModel = EngineModel()
-    workers: int = 1
-    queue_length: int = 10_000_000
-    seed: int = 0
-
-
-class Served(msgspec.Struct, gc=False):
-    """What became of one arrival. Times in microseconds; 0 where it did not come to that."""
-
-    granted_us: int = 0
-    first_us: int = 0
-    last_us: int = 0
-    cached_tokens: int = 0
-    replica: str | None = None
-    is_refused: bool = False
-
-
-class Outcome(msgspec.Struct):
-    """A run."""
-
-    setup: Setup
-    arrivals: Sequence[Arrival]
-    served: list[Served]
-    end_us: int
-    """When the last one was served."""
-    busy_share: float
-    """Part of the time, until the end, that the engines computed."""
-    slot_share: float
-    """Part of all slots, over that time, that were taken."""
 
 
 class Fleet:
@@ -82,6 +39,8 @@ class Fleet:
         """What will have begun and ended in each one's round."""
         self._next_arrival_us = 0
         self._entries: dict[int, Entry] = {}
+        self._stopped: dict[int, tuple[engines.Sequence, int]] = {}
+        """Those that were stopped for others and wait again, and since when."""
 
     def _make_queue(self) -> FairQueue[Entry]:
         setup, model = self._setup, self._setup.engine
@@ -142,6 +101,8 @@ class Fleet:
         for evicted in admitted.evicted:
             self._served[int(evicted.request_id)].is_refused = True
             self._controller.settle(evicted, used=0, now_us=arrival.arrival_us)
+            del self._entries[int(evicted.request_id)]
+            self._stopped.pop(int(evicted.request_id), None)
         self._entries[number] = admitted.entry
 
     def _dispatch(self, now_us: int) -> None:
@@ -151,13 +112,19 @@ class Fleet:
             number = int(entry.request_id)
             assert entry.replica_id is not None
             engine = self._engines[entry.replica_id]
-            sequence = engines.Sequence(number, self._arrivals[number])
+            if number in self._stopped:
+                sequence, since_us = self._stopped.pop(number)
+            else:
+                arrival = self._arrivals[number]
+                sequence, since_us = engines.Sequence(number, arrival), arrival.arrival_us
             if engine.is_idle and engine.replica_id not in self._rounds:
                 idle.append(engine)
             engine.start(sequence, now_us)
             served = self._served[number]
-            served.granted_us, served.replica = now_us, entry.replica_id
-            served.cached_tokens = sequence.cached_tokens
+            if not served.num_preemptions:
+                served.granted_us, served.cached_tokens = now_us, sequence.cached_tokens
+            served.replica = entry.replica_id
+            served.waited_us += now_us - since_us
         for engine in idle:
             self._begin_round(engine)
 
@@ -178,7 +145,7 @@ class Fleet:
         for sequence in begun:
             self._served[sequence.number].first_us = sequence.first_us
             if self._setup.policy.long_prompt_tokens is not None:
-                self._queue.progress(self._entries[sequence.number], 1)
+                self._queue.progress(self._entries[sequence.number], sequence.done_tokens + 1)
         for sequence in ended:
             self._finish(sequence, now_us)
         if self._setup.prediction == "none":
@@ -187,8 +154,33 @@ class Fleet:
         # Before its next round, so that newcomers are in it.
         if ended or begun or self._setup.engine.has_lookahead:
             self._dispatch(now_us)
+        if self._setup.has_preemption and self._queue.num_waiting:
+            self._preempt(engine, now_us)
         if not engine.is_idle and name not in self._rounds:
             self._begin_round(engine)
+
+    def _preempt(self, engine: Engine, now_us: int) -> None:
+        """Stop what the queue names, as long as it is on this engine, which is between two steps."""
+        while engine.replica_id not in self._rounds:
+            wanted = self._controller.wants_preemption(MODEL)
+            if wanted is None or wanted[0].replica_id != engine.replica_id:
+                return
+            victim, favoured = wanted
+            sequence = engine.stop(int(victim.request_id))
+            served = self._served[sequence.number]
+            served.num_preemptions += 1
+            served.lost_tokens = sequence.lost_tokens
+            self._stopped[sequence.number] = (sequence, now_us)
+            victim.move(Phase.WAITING)
+            victim.replica_id = None
+            self._queue.preempted(
+                victim,
+                engine.replica_id,
+                tokens=victim.held,
+                output_tokens=sequence.done_tokens,
+                in_favour_of=favoured,
+            )
+            self._dispatch(now_us)
 
     def _finish(self, sequence: engines.Sequence, now_us: int) -> None:
         arrival = sequence.arrival
@@ -199,19 +191,24 @@ class Fleet:
 
     def _describe(self, entry: Entry) -> Demand:
         arrival = self._arrivals[int(entry.request_id)]
-        expected = arrival.output_tokens
-        if self._setup.prediction == "half":
-            expected = round(expected * self._draw.uniform(0.5, 1.5))
-        elif self._setup.prediction == "none":
-            expected = 0
+        expected = arrival.expected_output_tokens
+        if expected is None:
+            expected = self._predict(arrival.output_tokens)
+        self._served[int(entry.request_id)].expected_output_tokens = expected
         return Demand(
             prompt_tokens=arrival.prompt_tokens,
             expected_output_tokens=expected,
+            cached_tokens=arrival.cached_tokens,
             weight=arrival.weight,
             service_class=arrival.service_class,
             priority=arrival.priority,
             gate=True,
         )
+
+    def _predict(self, output_tokens: int) -> int:
+        if self._setup.prediction == "half":
+            return round(output_tokens * self._draw.uniform(0.5, 1.5))
+        return 0 if self._setup.prediction == "none" else output_tokens
 
     def _fits(self, entry: Entry, replica_id: str) -> bool:
         engine = self._engines[replica_id]
@@ -239,8 +236,3 @@ class Fleet:
 def simulate(setup: Setup, arrivals: Sequence[Arrival]) -> Outcome:
     """Serve all arrivals (in order of their times) with this fleet. The same arguments, the same outcome."""
     return Fleet(setup, arrivals).run()
-
-
-def decisions(outcome: Outcome) -> Iterator[tuple[Arrival, Served]]:
-    """Every request with what was decided of it, in order of arrival."""
-    yield from zip(outcome.arrivals, outcome.served, strict=True)

@@ -13,9 +13,10 @@ from headrace.scheduling.fairness import (
     service_difference,
 )
 from headrace.scheduling.policy import TokenPrices
-from headrace.simulate.fleet import Outcome
+from headrace.simulate.outcome import Outcome
 
 Times = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 SERVICE_PRICES = TokenPrices(input=1.0, output=2.0, cached_input=1.0)
 """Service is always counted like this, whatever the policy charges, so that policies can be compared."""
@@ -34,11 +35,13 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds."""
+    """Seconds; all 0 if there is nothing to measure."""
 
+    count: int
     mean: float
     p50: float
     p90: float
+    p95: float
     p99: float
     max: float
 
@@ -47,9 +50,12 @@ class TenantFigures(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     weight: float
     requests: int
+    served: int
     refused: int
     service_per_s: float
     """Cost served per second of the window."""
+    wait_s: Spread
+    """In the queue, also after it was stopped for another."""
     ttft_s: Spread
     """From arrival to the first token."""
     latency_s: Spread
@@ -66,6 +72,10 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     end_s: float
     throughput_tokens_per_s: float
     """Prompt and answer tokens of all that were served, by the time the last one ended."""
+    preemptions: int
+    lost_tokens: int
+    """Computed before a request was stopped, and again after it."""
+    wait_s: Spread
     ttft_s: Spread
     latency_s: Spread
     difference_max: float
@@ -76,25 +86,33 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Greatest difference of service by weight since the warm-up between any two tenants."""
     jain: float
     """Of service by weight in the window, over tenants that asked for anything."""
-    busy_share: float
-    slot_share: float
+    busy_share: float | None
+    slot_share: float | None
     hit_share: float
     """Part of all prompt tokens that came out of a prefix cache."""
+    worker_hours: float | None
+    """Of all workers, from the first arrival until the last one was served. None where nobody knows."""
+    cost: float | None
+    """Of these hours, in whatever the price was. None without a price."""
+    cost_per_million_tokens: float | None
+    """Prompt and answer tokens of all that were served."""
     tenants: list[TenantFigures]
 
 
 def spread(values: Sequence[float]) -> Spread:
     ordered = sorted(values)
     return Spread(
+        count=len(ordered),
         mean=sum(ordered) / len(ordered) if ordered else 0.0,
         p50=percentile(ordered, 0.5),
         p90=percentile(ordered, 0.9),
+        p95=percentile(ordered, 0.95),
         p99=percentile(ordered, 0.99),
         max=ordered[-1] if ordered else 0.0,
     )
 
 
-class _Timeline:
+class Timeline:
     """When each tenant was served, and asked, how much."""
 
     def __init__(self, outcome: Outcome) -> None:
@@ -105,6 +123,7 @@ class _Timeline:
         self.arrival = _seconds([arrival.arrival_us for arrival in arrivals])
         self.first = _seconds([one.first_us for one in served])
         self.last = _seconds([one.last_us for one in served])
+        self.wait = _seconds([one.waited_us for one in served])
         self.is_served = self.last > 0
         self.cost = np.array(
             [
@@ -132,9 +151,9 @@ class _Timeline:
         return np.bincount(self.tenant, amounts, minlength=len(self.names)).astype(np.float64)
 
 
-def measure(outcome: Outcome, window: Window) -> Figures:
-    """All figures of a run."""
-    line = _Timeline(outcome)
+def measure(outcome: Outcome, window: Window, *, price_per_hour: float | None = None) -> Figures:
+    """All figures of a run. The price is a worker's."""
+    line = Timeline(outcome)
     differences, accumulated = _over_time(line, window)
     counted = line.is_served & (line.arrival >= _warm_up(line, window))
     ttft, latency = line.first - line.arrival, line.last - line.arrival
@@ -149,6 +168,9 @@ def measure(outcome: Outcome, window: Window) -> Figures:
         if one.last_us
     )
     end_s = outcome.end_us / 1e6
+    # Of what a server did, nobody knows with how many workers.
+    worker_hours = None if outcome.busy_share is None else outcome.setup.workers * end_s / 3600
+    cost = None if worker_hours is None or price_per_hour is None else worker_hours * price_per_hour
     return Figures(
         name=outcome.setup.name,
         requests=len(outcome.arrivals),
@@ -156,6 +178,9 @@ def measure(outcome: Outcome, window: Window) -> Figures:
         refused=int(is_refused.sum()),
         end_s=end_s,
         throughput_tokens_per_s=tokens / max(end_s, 1e-9),
+        preemptions=sum(one.num_preemptions for one in outcome.served),
+        lost_tokens=sum(one.lost_tokens for one in outcome.served),
+        wait_s=spread(line.wait[counted].tolist()),
         ttft_s=spread(ttft[counted].tolist()),
         latency_s=spread(latency[counted].tolist()),
         difference_max=max(differences, default=0.0),
@@ -166,27 +191,40 @@ def measure(outcome: Outcome, window: Window) -> Figures:
         busy_share=outcome.busy_share,
         slot_share=outcome.slot_share,
         hit_share=sum(one.cached_tokens for one in outcome.served) / max(prompt_tokens, 1),
+        worker_hours=worker_hours,
+        cost=cost,
+        cost_per_million_tokens=None if cost is None or not tokens else 1e6 * cost / tokens,
         tenants=[
-            TenantFigures(
-                tenant=name,
-                weight=float(line.weights[number]),
-                requests=int((line.tenant == number).sum()),
-                refused=int((is_refused & (line.tenant == number)).sum()),
-                service_per_s=float(served_per_s[number]),
-                ttft_s=spread(ttft[counted & (line.tenant == number)].tolist()),
-                latency_s=spread(latency[counted & (line.tenant == number)].tolist()),
-            )
-            for number, name in enumerate(line.names)
+            _tenant(line, number, counted, is_refused, float(served_per_s[number]))
+            for number in range(len(line.names))
         ],
     )
 
 
-def _warm_up(line: _Timeline, window: Window) -> float:
+def _tenant(
+    line: Timeline, number: int, counted: Flags, is_refused: Flags, service_per_s: float
+) -> TenantFigures:
+    is_its = line.tenant == number
+    shown = counted & is_its
+    return TenantFigures(
+        tenant=line.names[number],
+        weight=float(line.weights[number]),
+        requests=int(is_its.sum()),
+        served=int((line.is_served & is_its).sum()),
+        refused=int((is_refused & is_its).sum()),
+        service_per_s=service_per_s,
+        wait_s=spread(line.wait[shown].tolist()),
+        ttft_s=spread((line.first - line.arrival)[shown].tolist()),
+        latency_s=spread((line.last - line.arrival)[shown].tolist()),
+    )
+
+
+def _warm_up(line: Timeline, window: Window) -> float:
     """None for a trace that is shorter than its warm-up."""
     return window.warm_up_s if len(line.arrival) and line.arrival[-1] > window.warm_up_s else 0.0
 
 
-def _over_time(line: _Timeline, window: Window) -> tuple[list[float], float]:
+def _over_time(line: Timeline, window: Window) -> tuple[list[float], float]:
     """(service difference at each tick, greatest accumulated difference). The first window begins a step after
     the beginning; the last one is half outside, as in the published measure. Service accumulates from the beginning
     of the first window to that of each."""

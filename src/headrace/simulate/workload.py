@@ -22,6 +22,11 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     priority: int = 0
     blocks: tuple[int, ...] = ()
     """Identities of the prompt's leading blocks; equal ones in front are an equal prefix."""
+    cached_tokens: int = 0
+    """Prompt tokens that came out of a cache when this was recorded. They do so again, unless the simulated
+    cache decides by `blocks`."""
+    expected_output_tokens: int | None = None
+    """What was expected of the answer when this was recorded. None: as the run's prediction says."""
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +36,8 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     rate_rps: float
     prompt_tokens: int = 256
     output_tokens: int = 256
+    output_spread: float = 0.0
+    """Answers are up to so much of it shorter or longer, all lengths alike."""
     weight: float = 1.0
     service_class: ServiceClass = "interactive"
     is_poisson: bool = False
@@ -46,7 +53,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
         end_s = duration_s if self.end_s is None else min(duration_s, self.end_s)
         while at_s < end_s:
             if self.on_s is None or int((at_s - self.start_s) / self.on_s) % 2 == 0:
-                yield self._request(at_s)
+                yield self._request(at_s, draw)
             number += 1
             at_s = (
                 at_s + draw.expovariate(self.rate_rps)
@@ -54,12 +61,17 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
                 else self.start_s + number / self.rate_rps
             )
 
-    def _request(self, at_s: float) -> Arrival:
+    def _request(self, at_s: float, draw: random.Random) -> Arrival:
+        output_tokens = self.output_tokens
+        if self.output_spread:
+            output_tokens = round(
+                output_tokens * draw.uniform(1 - self.output_spread, 1 + self.output_spread)
+            )
         return Arrival(
             arrival_us=round(at_s * SECOND_US),
             tenant=self.tenant,
             prompt_tokens=self.prompt_tokens,
-            output_tokens=self.output_tokens,
+            output_tokens=output_tokens,
             weight=self.weight,
             service_class=self.service_class,
         )
@@ -135,6 +147,26 @@ def flood_and_chat() -> list[Client]:
     ]
 
 
+def flood_and_visitors() -> list[Client]:
+    """The same with answers of many lengths, and the chats from ten tenants that come now and then."""
+    flood = Client(tenant="flood", rate_rps=20.0, output_tokens=1000, output_spread=0.8, end_s=10.0)
+    return [flood, *visitors()]
+
+
+def visitors() -> list[Client]:
+    """Ten tenants that send one short chat every twenty seconds."""
+    return [
+        Client(
+            tenant=f"visitor{number}",
+            rate_rps=0.05,
+            prompt_tokens=64,
+            output_tokens=32,
+            start_s=1.0 + 2 * number,
+        )
+        for number in range(10)
+    ]
+
+
 LOADS: dict[str, Callable[[], list[Client]]] = {
     "overload": overload,
     "proportional": proportional,
@@ -146,5 +178,6 @@ LOADS: dict[str, Callable[[], list[Client]]] = {
     "classes": classes,
     "returning": returning,
     "flood-and-chat": flood_and_chat,
+    "flood-and-visitors": flood_and_visitors,
 }
 """Synthetic loads by name."""

@@ -105,7 +105,7 @@ def usage_report(path: Path, query: UsageQuery, clock: Clock) -> UsageReport:
     connection.set_progress_handler(lambda: clock.monotonic_us() > deadline_us, _STEPS_BETWEEN_CHECKS)
     try:
         connection.execute("BEGIN")  # all parts of the report see the same state
-        where, values = _where(query)
+        where, values = where_of(query)
         (num_rows,) = connection.execute(
             f"SELECT count(*) FROM operations WHERE {where}",  # noqa: S608
             values,
@@ -139,7 +139,8 @@ def usage_record(path: Path, request_id: str) -> OperationRecord | None:
         connection.close()
 
 
-def _where(query: UsageQuery) -> tuple[str, dict[str, Any]]:
+def where_of(query: UsageQuery) -> tuple[str, dict[str, Any]]:
+    """The condition for rows of `operations`, and the values to bind."""
     conditions = {
         "tenant_id = :tenant": query.tenant,
         "api_key_id = :key": query.key,

@@ -6,7 +6,7 @@ step for the interpreter, so a scrape sees each number whole, at worst one obser
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
@@ -75,6 +75,28 @@ class CounterFamily(_Family):
             labels = self._named(values)
             metric.add_sample(f"{self.name}_total", labels, count)
             metric.add_sample(f"{self.name}_created", labels, self._created_s[values])
+        return [metric]
+
+
+class GaugeFamily(_Family):
+    """Numbers that are read when somebody scrapes, by another thread than the one that changes them."""
+
+    kind = "gauge"
+
+    def __init__(
+        self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry
+    ) -> None:
+        self._read: Callable[[], Iterable[tuple[Labels, float]]] = tuple
+        super().__init__(name, documentation, labels, registry)
+
+    def read_with(self, read: Callable[[], Iterable[tuple[Labels, float]]]) -> None:
+        """Say where the numbers come from: each with its label values, which have to come from a bounded set."""
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        metric = Metric(self.name, self._documentation, self.kind)
+        for values, number in self._read():
+            metric.add_sample(self.name, self._named(values), number)
         return [metric]
 
 

@@ -17,6 +17,7 @@ from headrace.clock import Clock
 from headrace.engine.protocol import Engine, Forward, Span
 from headrace.errors import EngineFault
 from headrace.request.controls import Controls
+from headrace.scheduling.prefill_order import prefill_order
 from headrace.scheduling.steps import PrefillPace, StepLimits, share_out, share_out_chunks
 from headrace.worker.gate import ContinuousGate, Gate
 from headrace.worker.messages import (
@@ -90,6 +91,8 @@ class EngineLoop:
         self._news = LoopNews()
         self._faults = 0
         self._drawn = 0
+        self._portions = 0
+        """Portions of prefill so far."""
 
     # --- any thread -----------------------------------------------------------------------------
 
@@ -326,13 +329,18 @@ class EngineLoop:
 
     def _prefill(self, num_decoding: int) -> tuple[int, Forward]:
         room = self._pace.limits.batch_tokens_max - num_decoding
-        remaining = [len(one.start) - one.held for one in self._prefilling]
+        waiting = self._prefilling
+        left = [len(one.start) - one.held for one in waiting]
+        if len(waiting) > 1:
+            order = prefill_order(left, portions_before=self._portions)
+            waiting, left = [waiting[place] for place in order], [left[place] for place in order]
+        self._portions += 1
         portion = min(self._pace.portion(num_decoding=num_decoding), room)
         if self._chunk_tokens is None:
-            shares = share_out(remaining, portion, room=room)
+            shares = share_out(left, portion, room=room)
         else:
-            shares = share_out_chunks(remaining, portion, room=room, chunk=self._chunk_tokens)
-        batch = self._prefilling[: len(shares)]
+            shares = share_out_chunks(left, portion, room=room, chunk=self._chunk_tokens)
+        batch = waiting[: len(shares)]
         spans = [
             Span(
                 one.slot,
