@@ -267,7 +267,7 @@ class Core:
         self.journal.settle(record)
         self._ended(operation, record)
         self.controller.expire(operation.entry, self.clock.monotonic_us())
-        late = self.loop.create_task(self._settle_late(operation))
+        late = asyncio.get_running_loop().create_task(self._settle_late(operation))
         self._late.add(late)
         late.add_done_callback(self._late.discard)
         self._dispatcher.dispatch_all()
@@ -283,7 +283,7 @@ class Core:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """A task that the core owns, so that it outlives the client's."""
-        task = self.loop.create_task(work)
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
