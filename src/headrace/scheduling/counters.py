@@ -60,12 +60,11 @@ class TenantCounters:
 
     def start(self) -> float:
         """What a tenant that was never seen would start with now."""
-        if self._changed:
-            for counter in self._changed:
-                self._waiting.set(counter, counter.value)
-            self._changed.clear()
-        lowest = self._waiting.rank() if self._waiting else self._last_start()
-        return lowest if lowest > self.base else self.base
+        for counter in self._changed:
+            self._waiting.set(counter, counter.value)
+        self._changed.clear()
+        lowest = self._waiting.rank() if len(self._waiting) else self._last_start()
+        return max(self.base, lowest)
 
     def enter(self, tenant: str, weight: float) -> TenantCounter:
         """A request of this tenant begins to wait."""
@@ -73,15 +72,13 @@ class TenantCounters:
         if counter is None:
             counter = self._counters[tenant] = TenantCounter(tenant, self.start(), weight)
         elif counter.num_waiting == 0:
-            start = self.start()
-            if start > counter.value:
-                counter.value = start
-        if not counter.num_granted:
+            counter.value = max(counter.value, self.start())
+        if counter in self._idle:
             self._idle.discard(counter)
         counter.weight = weight
         counter.num_waiting += 1
         if counter.num_waiting == 1:
-            self._changed.add(counter)
+            self._waiting.set(counter, counter.value)
         return counter
 
     def leave(self, counter: TenantCounter) -> None:
@@ -124,8 +121,7 @@ class TenantCounters:
         self._rest(counter)
 
     def _last_start(self) -> float:
-        last, counter = self._last, self._last_counter
-        return last if counter is None or last < counter.value else counter.value
+        return self._last if self._last_counter is None else min(self._last, self._last_counter.value)
 
     def _stop_waiting(self, counter: TenantCounter) -> None:
         counter.num_waiting -= 1

@@ -36,15 +36,12 @@ class Expectations:
 
     def prompt_tokens(self, bound: int) -> int:
         """Of a prompt that has at most `bound` tokens, which is nearly its bytes."""
-        return round(bound / self._bytes_per_token.value) or 1
+        return max(1, round(bound / self._bytes_per_token.value))
 
     def output_tokens(self, tenant: str, maximum: int) -> int:
         """Of an answer that has at most `maximum` tokens. Of the first one of all, the maximum."""
         average = self._outputs.get(tenant) or self._output
-        if average is None:
-            return maximum
-        expected = round(average.value) or 1
-        return expected if expected < maximum else maximum
+        return maximum if average is None else min(maximum, max(1, round(average.value)))
 
     def counted(self, bound: int, prompt_tokens: int) -> None:
         """A prompt with this bound has turned out to have so many tokens."""

@@ -37,8 +37,7 @@ class FairQueue(QueueState[Ticket]):
 
     def advance(self, now_us: int) -> None:
         """Say what time it is. Never goes back."""
-        if now_us > self._now_us:
-            self._now_us = now_us
+        self._now_us = max(self._now_us, now_us)
 
     def set_policy(self, policy: QueuePolicy) -> None:
         """Decide like this from now on. What waits keeps waiting, counters and grants stay as they are."""
@@ -107,10 +106,9 @@ class FairQueue(QueueState[Ticket]):
             demand = self._describe(ticket) if self._describe else _NO_DEMAND
         assert demand.weight > 0
         evicted: list[Ticket] = []
-        if not self._occupancy.has_room(tenant, tokens):
-            can_start = may_start is None or may_start(ticket)
-            if not (can_start and self._has_place(ticket, tokens, demand)):
-                evicted = self._occupancy.make_room(tenant, tokens)
+        can_start = may_start is None or may_start(ticket)
+        if not (can_start and self._has_place(ticket, tokens, demand)):
+            evicted = self._occupancy.make_room(tenant, tokens)
         for other in evicted:
             self.leave(other)
         self._order += 1
@@ -173,7 +171,7 @@ class FairQueue(QueueState[Ticket]):
         before each grant, so what the caller does with a grant counts for the next.
         """
         self.advance(now_us)
-        while self._occupancy.length and self._replicas.has_free:
+        while self._replicas.num_free > 0 and self.num_waiting:
             choice = self._choose(may_start)
             if choice is None:
                 return
@@ -263,15 +261,14 @@ class FairQueue(QueueState[Ticket]):
     # --- inside -------------------------------------------------------------------------------------
 
     def _choose(self, may_start: Callable[[Ticket], bool] | None) -> tuple[Job[Ticket], Replica, int] | None:
-        room = self._room
-        room.age(self._now_us)
-        job = room.first_in_front(may_start)
+        self._room.age(self._now_us)
+        job = next((one for one in self._room.front() if may_start is None or may_start(one.ticket)), None)
         if job is None:
             is_warm = self._placing.is_warm if self._placing.has_warmth else None
-            job = room.first(is_open=self._is_open, may_start=may_start, is_warm=is_warm)
+            job = self._room.first(is_open=self._is_open, may_start=may_start, is_warm=is_warm)
         if job is None:
             return None
-        warm = self._placing.warm(job) if self._placing.has_warmth else None
+        warm = self._placing.warm(job)
         if warm is not None:
             return job, *warm
         replica = self._placing.pick(job.ticket, job.tokens)

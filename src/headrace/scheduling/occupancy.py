@@ -65,30 +65,12 @@ class Occupancy(Generic[Ticket]):
 
     def remove(self, ticket: Ticket, tenant: str) -> None:
         share = self._shares[tenant]
-        tokens = share.of(ticket).pop(ticket)
+        self._count(tenant, -share.of(ticket).pop(ticket))
         self.length -= 1
-        if share.first or share.others:
-            self._count(tenant, -tokens)
-            return
-        self.tokens -= tokens
-        del self._shares[tenant], self._tokens_of[tenant]
-        self._largest.discard(tenant)
-        self._changed.discard(tenant)
-
-    def has_room(self, tenant: str, tokens: int) -> bool:
-        """Whether one more fits without anybody giving way. Then `make_room` has nothing to do."""
-        bounds = self._bounds
-        share = self._shares.get(tenant)
-        if share is None:
-            length, waiting = 0, 0
-        else:
-            length, waiting = len(share.first) + len(share.others), self._tokens_of[tenant]
-        return (
-            self.length < bounds.length
-            and self.tokens + tokens <= bounds.tokens
-            and length < bounds.tenant_length
-            and waiting + tokens <= bounds.tenant_tokens
-        )
+        if not len(share):
+            del self._shares[tenant], self._tokens_of[tenant]
+            self._largest.discard(tenant)
+            self._changed.discard(tenant)
 
     def make_room(self, tenant: str, tokens: int) -> list[Ticket]:
         """The tickets that have to go so that this one has room. Raises `QueueFull`; changes nothing."""

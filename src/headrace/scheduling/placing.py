@@ -27,7 +27,8 @@ class Placing(Generic[Ticket]):
 
     def pick(self, ticket: Ticket, tokens: int) -> Replica | None:
         """The least loaded replica with room."""
-        return self.replicas.pick(ticket, tokens, self._fits)
+        fits = self._fits
+        return self.replicas.pick(tokens, None if fits is None else lambda name: fits(ticket, name))
 
     def is_warm(self, job: Job[Ticket]) -> bool:
         return self.warm(job) is not None

@@ -29,7 +29,7 @@ class TokenPrices(msgspec.Struct, frozen=True, kw_only=True):
         assert self.output > 0
 
     def cost(self, *, prompt_tokens: int, output_tokens: int, cached_tokens: int = 0) -> float:
-        cached = cached_tokens if cached_tokens < prompt_tokens else prompt_tokens
+        cached = min(cached_tokens, prompt_tokens)
         return (
             self.input * (prompt_tokens - cached) + self.cached_input * cached + self.output * output_tokens
         )

@@ -87,10 +87,11 @@ class QueueState(Generic[Ticket]):
 
     def next_waiting(self, may_start: Callable[[Ticket], bool] | None = None) -> Ticket | None:
         """Who would be granted the next place that comes free, if it were one for everybody."""
-        job = self._room.first_in_front(may_start)
-        if job is None:
-            job = self._room.first(is_open=lambda lane: True, may_start=may_start, is_warm=None)
-        return None if job is None else job.ticket
+        for job in self._room.front():
+            if may_start is None or may_start(job.ticket):
+                return job.ticket
+        job_or_none = self._room.first(is_open=lambda lane: True, may_start=may_start, is_warm=None)
+        return None if job_or_none is None else job_or_none.ticket
 
     # --- explaining ---------------------------------------------------------------------------------
 
@@ -170,8 +171,7 @@ class QueueState(Generic[Ticket]):
 
     def _charge(self, job: Job[Ticket]) -> float:
         """What its tenant will be charged when it is granted."""
-        left = self._cost(job, job.demand.expected_output_tokens) - job.charged
-        return left if left > 0.0 else 0.0
+        return max(0.0, self._cost(job, job.demand.expected_output_tokens) - job.charged)
 
     def _cost(self, job: Job[Ticket], output_tokens: int) -> float:
         demand = job.demand

@@ -1,9 +1,6 @@
 """The replicas of a model: how many places each has, and how many of its memory's tokens are spoken for."""
 
-from collections.abc import Callable, Hashable, Iterator
-from typing import TypeVar
-
-Ticket = TypeVar("Ticket", bound=Hashable)
+from collections.abc import Callable, Iterator
 
 
 class Replica:
@@ -50,14 +47,6 @@ class Replicas:
         """Places of replicas that are not paused. What runs beyond a capacity takes none of the others' places."""
         return sum(one.num_free for one in self._ready.values())
 
-    @property
-    def has_free(self) -> bool:
-        """Whether `num_free` is above zero."""
-        for one in self._ready.values():
-            if one.running < one.capacity and not one.is_paused:
-                return True
-        return False
-
     def all(self) -> Iterator[Replica]:
         yield from self._ready.values()
 
@@ -97,16 +86,14 @@ class Replicas:
         replica.running -= 1
         self.running -= 1
 
-    def pick(
-        self, ticket: Ticket, tokens: int, fits: Callable[[Ticket, str], bool] | None = None
-    ) -> Replica | None:
+    def pick(self, tokens: int, fits: Callable[[str], bool] | None = None) -> Replica | None:
         """The least loaded with room, in proportion to its size."""
         best: Replica | None = None
         for replica in self._ready.values():
             if (
                 replica.has_room(tokens)
                 and (best is None or replica.running * best.capacity < best.running * replica.capacity)
-                and (fits is None or fits(ticket, replica.replica_id))
+                and (fits is None or fits(replica.replica_id))
             ):
                 best = replica
         return best

@@ -22,10 +22,6 @@ class WaitingRoom(Generic[Ticket]):
 
     def __init__(self, policy: QueuePolicy) -> None:
         self._front: OrderedDict[Ticket, Job[Ticket]] = OrderedDict()
-        self._only: Job[Ticket] | None = None
-        """The one job of all lanes, while there is no second: it stands in its lane's name only, because one alone
-        needs no order. Where places are free, that is every job."""
-        self._num_in_lanes = 0
         self._shares = ClassShares(policy.batch_floor)
         self._moved: set[TenantCounter] = set()
         """Tenants whose rows may stand where their counter no longer is: put right before anybody looks."""
@@ -46,8 +42,6 @@ class WaitingRoom(Generic[Ticket]):
     def __iter__(self) -> Iterator[Job[Ticket]]:
         """All that wait, those that were put back first, the others in no order."""
         yield from self._front.values()
-        if self._only is not None:
-            yield self._only
         for lane in self._lanes.values():
             yield from lane
 
@@ -56,10 +50,8 @@ class WaitingRoom(Generic[Ticket]):
         return self._shares.owed
 
     def change_policy(self, policy: QueuePolicy) -> None:
-        jobs = [job for job in self if job.place is Place.LANE]
+        jobs = [job for lane in self._lanes.values() for job in lane]
         jobs.sort(key=lambda job: job.order)
-        self._only = None
-        self._num_in_lanes = 0
         self._set(policy)
         for job in jobs:
             self.add(job)
@@ -69,14 +61,7 @@ class WaitingRoom(Generic[Ticket]):
         job.rank = rank_of(job, self.policy)
         if job.service_class == "batch":
             self._ages.set(job, job.entered_us)
-        if not self._num_in_lanes:
-            self._only = job
-        else:
-            if self._only is not None:
-                self.lane_of(self._only).add(self._only)
-                self._only = None
-            self.lane_of(job).add(job)
-        self._num_in_lanes += 1
+        self.lane_of(job).add(job)
 
     def add_first(self, job: Job[Ticket]) -> None:
         """Before everybody else."""
@@ -88,22 +73,17 @@ class WaitingRoom(Generic[Ticket]):
         if job.place is Place.FRONT:
             del self._front[job.ticket]
             return
-        self._num_in_lanes -= 1
-        if job is self._only:
-            self._only = None
-        else:
-            assert job.lane is not None
-            job.lane.remove(job)
-        if job.demand.service_class == "batch":
-            self._ages.discard(job)
+        assert job.lane is not None
+        job.lane.remove(job)
+        self._ages.discard(job)
 
     def moved(self, counter: TenantCounter) -> None:
         """A tenant's counter has changed."""
-        if self._num_in_lanes and self._only is None and self.is_fair:
+        if self.is_fair:
             self._moved.add(counter)
 
     def lane_of(self, job: Job[Ticket]) -> Lane[Ticket]:
-        """Where it waits, or would. Alone, it is not in it yet."""
+        """Where it waits, or would."""
         return self._lanes[job.service_class, size_of(job.demand, self.policy)]
 
     def lane_for(self, demand: Demand) -> Lane[Ticket]:
@@ -114,7 +94,7 @@ class WaitingRoom(Generic[Ticket]):
         """Move those who have waited long enough from batch to interactive."""
         if not self.is_fair:
             return
-        while self._ages and self._ages.rank() <= now_us - self.policy.aging_us:
+        while len(self._ages) and self._ages.rank() <= now_us - self.policy.aging_us:
             job = self._ages.peek()
             assert job is not None
             self.remove(job)
@@ -122,14 +102,7 @@ class WaitingRoom(Generic[Ticket]):
             self.add(job)
 
     def front(self) -> list[Job[Ticket]]:
-        return list(self._front.values())
-
-    def first_in_front(self, may_start: Callable[[Ticket], bool] | None) -> Job[Ticket] | None:
-        """The next one of those that were put back who may start."""
-        for job in self._front.values():
-            if may_start is None or may_start(job.ticket):
-                return job
-        return None
+        return list(self._front.values()) if self._front else []
 
     def first(
         self,
@@ -139,10 +112,6 @@ class WaitingRoom(Generic[Ticket]):
         is_warm: Callable[[Job[Ticket]], bool] | None,
     ) -> Job[Ticket] | None:
         """The next one of those in open lanes who may start."""
-        only = self._only
-        if only is not None:
-            can_start = is_open(self.lane_of(only)) and (may_start is None or may_start(only.ticket))
-            return only if can_start else None
         policy = self.policy
         self._put_right()
         for lanes in self._groups(is_open):
@@ -160,16 +129,9 @@ class WaitingRoom(Generic[Ticket]):
     def granted(self, job: Job[Ticket], cost: float) -> None:
         """A job, already taken out, was granted: for the shares of the classes."""
         if self.is_fair:
-            self._shares.granted(job.service_class, cost, does_other_wait=self._does_other_wait(job))
-
-    def _does_other_wait(self, job: Job[Ticket]) -> bool:
-        """Whether jobs of the other class wait."""
-        if self._only is not None:
-            return self._only.service_class != job.service_class
-        if not self._num_in_lanes:
-            return False
-        other: ServiceClass = "interactive" if job.service_class == "batch" else "batch"
-        return any(self._lanes[other, size].num_jobs for size in _SIZES)
+            other: ServiceClass = "interactive" if job.service_class == "batch" else "batch"
+            does_other_wait = any(self._lanes[other, size].num_jobs for size in _SIZES)
+            self._shares.granted(job.service_class, cost, does_other_wait=does_other_wait)
 
     def _put_right(self) -> None:
         if self._moved:
