@@ -191,7 +191,7 @@ class ClientConnection:
         self._read_on()
         return not self._is_paused
 
-    write_now = write
+    write_now = write_reply = write
 
     async def drain(self) -> None:
         if self.is_gone:

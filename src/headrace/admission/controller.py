@@ -314,7 +314,7 @@ class AdmissionController:
             room=room,
         )
         ask = _ask(applicant, size)
-        excess = book.decide(accounts, ask, now_us)
+        excess = book.decide(accounts, ask, now_us, room=room)
         if excess is None:
             return size, ask
         self._ask_for_counts(applicant, excess)
@@ -322,7 +322,7 @@ class AdmissionController:
             shorter = shortened(size, prompt_tokens=applicant.prompt_tokens, room=room)
             if shorter is not None:
                 ask = _ask(applicant, shorter)
-                if book.decide(accounts, ask, now_us) is None:
+                if book.decide(accounts, ask, now_us, room=room) is None:
                     return shorter, ask
         raise LimitReached(excess)
 

@@ -193,10 +193,26 @@ _unserved_of: Final = attrgetter(*UNSERVED)
 _NONE_OF_THEM: Final = (msgspec.UNSET,) * len(UNSERVED)
 """Nearly all requests: told in one comparison instead of one for each field."""
 
+_OWN: Final = (
+    "max_new_tokens",
+    "stream_options",
+    "session_id",
+    "conversation_id",
+    "latency_sla",
+    "priority",
+    "allow_degrade",
+)
+_own_of: Final = attrgetter(*_OWN)
+_NONE_OF_OURS: Final = (msgspec.UNSET,) * len(_OWN)
+"""Fields that a foreign server gets otherwise than they came, or not at all."""
+
 SERVED: Final = tuple(name for name in _Body.__struct_fields__ if name not in UNSERVED)
 
 _MESSAGE_UNSERVED: Final = ("audio", "tool_calls", "tool_call_id", "function_call")
 _message_unserved_of: Final = attrgetter(*_MESSAGE_UNSERVED)
+_message_special_of: Final = attrgetter(*_MESSAGE_UNSERVED, "cache_control")
+_NOTHING_SPECIAL: Final = (msgspec.UNSET,) * (len(_MESSAGE_UNSERVED) + 1)
+"""Nearly all messages: nothing to check, nothing to flatten."""
 
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
@@ -224,7 +240,14 @@ def decode(body: bytes) -> ChatCall:
         raise refusals.invalid_value("conversation_id", "Give 'session_id' or 'conversation_id', not both.")
     return ChatCall(
         model=raw.model,
-        messages=[_flatten(index, message) for index, message in enumerate(raw.messages)],
+        messages=[
+            Message(role, message.content)
+            if type(message.content) is str
+            and (role := _ROLES.get(message.role))
+            and _message_special_of(message) == _NOTHING_SPECIAL
+            else _flatten(index, message)
+            for index, message in enumerate(raw.messages)
+        ],
         is_stream=bool(raw.stream),
         is_usage_wanted=_usage_wanted(raw),
         max_tokens=_effective_maximum(raw),
@@ -290,17 +313,12 @@ def _show(value: Any) -> str:
 
 def _is_plain(raw: _Body) -> bool:
     """Whether the body holds nothing that a foreign server must not get."""
-    return (
-        raw.max_new_tokens is msgspec.UNSET
-        and raw.stream_options is msgspec.UNSET
-        and raw.session_id is msgspec.UNSET
-        and raw.conversation_id is msgspec.UNSET
-        and raw.latency_sla is msgspec.UNSET
-        and raw.priority is msgspec.UNSET
-        and raw.allow_degrade is msgspec.UNSET
-        and all(message.cache_control is msgspec.UNSET for message in raw.messages)
-        and not any(isinstance(message.content, list) for message in raw.messages)
-    )
+    if _own_of(raw) != _NONE_OF_OURS:
+        return False
+    for message in raw.messages:
+        if message.cache_control is not msgspec.UNSET or isinstance(message.content, list):
+            return False
+    return True
 
 
 def _flatten(index: int, message: _Message) -> Message:
@@ -351,6 +369,8 @@ def _user(user: str | None) -> str | None:
 def _latency_sla(raw: _Body) -> LatencySla:
     """What the client says itself, or what its `service_tier` stands for."""
     tier = raw.service_tier
+    if tier is None:
+        return raw.latency_sla or "normal"
     of_tier: LatencySla = "throughput" if tier == "flex" else "low" if tier == "priority" else "normal"
     given = raw.latency_sla or of_tier
     if of_tier not in ("normal", given):
@@ -372,6 +392,10 @@ def _usage_wanted(raw: _Body) -> bool:
 
 
 def _effective_maximum(raw: _Body) -> int | None:
+    if raw.max_completion_tokens is None and (
+        raw.max_new_tokens is msgspec.UNSET or raw.max_new_tokens is None
+    ):
+        return raw.max_tokens
     given = {
         name: value
         for name, value in (

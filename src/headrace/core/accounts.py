@@ -100,13 +100,25 @@ class CallerAccounts:
         if not limited:
             return b""
         now_us = self._clock.monotonic_us()
-        requests = min((room for one in limited if (room := _request_room(one, now_us))), default=None)
-        tokens = min((room for one in limited if (room := _token_room(one, now_us))), default=None)
+        requests: tuple[int, int, int] | None = None
+        tightest: Account | None = None
+        tokens_left = 0
+        for account in limited:
+            limits = account.limits
+            if limits.rps is not None:
+                room = account.rate.room(limits.rps, now_us)
+                if requests is None or room < requests:
+                    requests = room
+            if limits.tpm is not None:
+                left = limits.tpm - account.window.used(now_us) - account.window.held
+                if tightest is None or left < tokens_left:
+                    tightest, tokens_left = account, left
         lines = b""
         if requests is not None:
             remaining, limit, reset_ms = requests
             lines += _REQUEST_HEADERS % (limit, remaining, limit, remaining, reset_ms, limit, remaining,
                                          -(-reset_ms // 1000))  # fmt: skip
+        tokens = None if tightest is None else _token_room(tightest, now_us)
         if tokens is not None:
             lines += _TOKEN_HEADERS % (tokens[1], tokens[0], tokens[2])
         return lines
@@ -163,7 +175,7 @@ def _request_room(account: Account, now_us: int) -> tuple[int, int, int] | None:
     rps = account.limits.rps
     if rps is None:
         return None
-    return account.rate.remaining(rps, now_us), max(1, int(rps)), account.rate.reset_us(now_us) // 1000
+    return account.rate.room(rps, now_us)
 
 
 def _token_room(account: Account, now_us: int) -> tuple[int, int, int] | None:
@@ -172,5 +184,8 @@ def _token_room(account: Account, now_us: int) -> tuple[int, int, int] | None:
     if limit is None:
         return None
     window = account.window
-    left = max(0, limit - window.used(now_us) - window.held)
-    return left, limit, max(0, window.free_at_us(limit, left + 1, now_us) - now_us) // 1000
+    left = limit - window.used(now_us) - window.held
+    if left < 0:
+        left = 0
+    free_us = window.free_at_us(limit, left + 1, now_us) - now_us
+    return left, limit, free_us // 1000 if free_us > 0 else 0

@@ -82,9 +82,18 @@ class Core:
             self.controller, self.models, self._open, watch=self._watch, clock=clock, metrics=metrics
         )
         self._refusals = RefusalLog(journal, clock, metrics, per_s=settings.ledger.refusals_per_s)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._late: set[asyncio.Task[Any]] = set()
         """Wait for the records of expired operations: for as long as their workers live, if need be."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The one it belongs to."""
+        # Asked for once: in Python 3.11 `get_running_loop` is a system call.
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
 
     # --- models and replicas: called by the supervisor ------------------------------------------------
 

@@ -96,7 +96,7 @@ class Operation:
 
     async def __aenter__(self) -> Self:
         assert self.journalled is not None
-        self._task = asyncio.current_task()
+        self._task = asyncio.current_task(self._core.loop)
         try:
             # Cancelling it does not take the reservation back; it only ends the wait.
             await self.journalled

@@ -20,6 +20,7 @@ from headrace.errors import Refusal
 from headrace.gateway.exchange import Exchange
 from headrace.identity import Identity
 from headrace.ledger.records import Reservation
+from headrace.request.messages import Message
 
 MESSAGE_OVERHEAD_TOKENS: Final = 16
 """What a chat template adds to a message, at most, in the bound."""
@@ -52,7 +53,10 @@ class Acceptance:
                 if not _may_others_serve(refusal):
                     break
         assert first is not None
-        self._core.turn_away(self._reservation(exchange, identity, call, prompt_tokens=_bound(call)), first)
+        self._core.turn_away(
+            self._reservation(exchange, identity, call, prompt_tokens=_bound(call, exchange.request.body)),
+            first,
+        )
         raise first
 
     def _with_less(self, call: ChatCall) -> Iterator[ChatCall]:
@@ -73,7 +77,7 @@ class Acceptance:
         may_degrade: bool = False,
     ) -> Operation:
         """Accept with a proven upper bound of the prompt; where bounds would refuse it, with exact counts."""
-        prompt_tokens, is_exact = _bound(call), False
+        prompt_tokens, is_exact = _bound(call, exchange.request.body), False
         for tries_left in reversed(range(ACCEPT_TRIES_MAX)):
             reservation = self._reservation(exchange, identity, call, prompt_tokens=prompt_tokens)
             try:
@@ -128,10 +132,24 @@ def action_headers(call: ChatCall, operation: Operation) -> bytes:
     return f"x-governance-action: {', '.join(actions)}\r\n{lines}".encode()
 
 
-def _bound(call: ChatCall) -> int:
+def _bound(call: ChatCall, body: bytes) -> int:
     """A token stands for at least one byte, so the bytes of a prompt bound its tokens from above."""
-    tokens = sum(len(message.content.encode()) for message in call.messages)
-    return tokens + MESSAGE_OVERHEAD_TOKENS * (len(call.messages) + 1)
+    return _bytes_max(call.messages, body) + MESSAGE_OVERHEAD_TOKENS * (len(call.messages) + 1)
+
+
+def _bytes_max(messages: list[Message], body: bytes) -> int:
+    """No fewer than the bytes of these messages' text, which came in `body`; hardly more."""
+    characters, is_ascii = 0, True
+    for message in messages:
+        characters += len(message.content)
+        is_ascii = is_ascii and message.content.isascii()
+    if is_ascii:
+        return characters
+    # JSON is never shorter than the text it stands for. Where it is at most an eighth longer, that will do:
+    # to encode a long text only to learn its length costs as much as to decode it.
+    if len(body) * 8 <= characters * 9:
+        return len(body)
+    return sum([len(message.content.encode()) for message in messages])
 
 
 def _may_others_serve(refusal: Refusal) -> bool:

@@ -15,6 +15,7 @@ from headrace.errors import ConfigError
 from headrace.http.client_connection import StaleConnection, UpstreamConnection
 from headrace.http.client_response import ClientResponse
 from headrace.http.errors import UpstreamTimedOut, UpstreamUnreachable
+from headrace.http.head_memory import KnownReply
 from headrace.http.message import Headers, render_headers
 
 _REQUEST_LINES_MAX = 256
@@ -93,6 +94,9 @@ class HttpClient:
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._connections: set[UpstreamConnection] = set()
         self._idle: list[UpstreamConnection] = []
+        self._unflushed: list[UpstreamConnection] = []
+        self.known_reply: KnownReply | None = None
+        """For connections: the head of the server's last short reply."""
         self._waiters: deque[asyncio.Future[UpstreamConnection | None]] = deque()
         self._request_lines: dict[tuple[str, str], bytes] = {}
         self._is_closed = False
@@ -108,6 +112,11 @@ class HttpClient:
     def num_idle(self) -> int:
         """Connections waiting in the pool."""
         return len(self._idle)
+
+    @property
+    def num_busy(self) -> int:
+        """Connections in an exchange, or being opened."""
+        return self.num_connections - len(self._idle)
 
     async def request(
         self,
@@ -155,6 +164,20 @@ class HttpClient:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_exception(UpstreamUnreachable(f"{self.name}: the client is closed"))
+
+    def flush_soon(self, connection: UpstreamConnection) -> None:
+        """Send what `connection` keeps at the end of this turn of the loop.
+
+        Requests that leave together wake a server on this machine once, and its replies come together.
+        """
+        if not self._unflushed:
+            self.loop.call_soon(self._flush)
+        self._unflushed.append(connection)
+
+    def _flush(self) -> None:
+        unflushed, self._unflushed = self._unflushed, []
+        for connection in unflushed:
+            connection.flush()
 
     # --- the pool -----------------------------------------------------------------------------
 

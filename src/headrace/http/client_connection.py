@@ -15,6 +15,7 @@ import httptools
 from headrace import bounds
 from headrace.http.client_response import ClientResponse
 from headrace.http.errors import UpstreamBroken, UpstreamError, UpstreamTimedOut
+from headrace.http.head_memory import KnownReply
 
 if TYPE_CHECKING:
     from headrace.http.client import HttpClient
@@ -49,6 +50,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._is_reusable = False
         self._is_reply_until_eof = False
         self._is_paused = False
+        self._unsent = b""
+        """A request that leaves at the end of this turn of the loop."""
         self._is_turn_over = True
         self._is_made = False
         self._is_abandoned = False
@@ -78,6 +81,18 @@ class UpstreamConnection(asyncio.Protocol):
         if response is None:
             self.destroy()  # bytes out of turn: whose reply would they be?
             return
+        is_first = self.bytes_received - size == self._bytes_at_start
+        known = self._client.known_reply
+        if is_first and known is not None and not self._is_head_request:
+            recalled = known.recall(data)
+            if recalled is not None:
+                response.status = known.status
+                response.headers, body = recalled
+                response.has_head = self._is_reusable = True
+                if body:
+                    self._parts.append(body)
+                self._reply_complete(response)
+                return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -87,6 +102,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._fail(UpstreamBroken(f"{self.name}: not a well-formed HTTP reply ({cause or error})"))
             return
         if self._is_message_complete:
+            if is_first and self._is_reusable and not self._is_head_request:
+                self._client.known_reply = KnownReply.of(data, response.status, response.headers)
             self._reply_complete(response)
         elif response.has_head:
             response.deliver()
@@ -169,7 +186,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._is_message_complete = self._is_reusable = self._is_reply_until_eof = False
         self._bytes_at_start = self.bytes_received
         self._started_s = self._client.now_s
-        self._transport.write(request)
+        if self._client.num_busy > 1:
+            self._unsent = request
+            self._client.flush_soon(self)
+        else:
+            self._transport.write(request)
         try:
             while not response.has_head:
                 await response.wait()
@@ -178,9 +199,15 @@ class UpstreamConnection(asyncio.Protocol):
                 self.destroy()
         return response
 
+    def flush(self) -> None:
+        """Send what was kept for the end of the turn, if it is still wanted."""
+        request, self._unsent = self._unsent, b""
+        if request and not self.is_lost:
+            self._transport.write(request)
+
     def _reply_complete(self, response: ClientResponse) -> None:
         self._response = None
-        is_written = self._transport.get_write_buffer_size() == 0
+        is_written = not self._unsent and self._transport.get_write_buffer_size() == 0
         if self._is_reusable and is_written and not self._transport.is_closing():
             self.resume()
             self._client.release(self)
@@ -211,6 +238,7 @@ class UpstreamConnection(asyncio.Protocol):
     def destroy(self) -> None:
         """Cut the connection; the model server learns at once that nobody wants the rest."""
         response, self._response = self._response, None
+        self._unsent = b""
         if response is not None:
             response.fail(UpstreamBroken(f"{self.name}: the reply was left"))
         if not self.is_lost:

@@ -16,6 +16,7 @@ import httptools
 
 from headrace import bounds
 from headrace.http.errors import RequestRefused
+from headrace.http.head_memory import HEAD_BYTES_MAX, KnownRequest, is_whole
 from headrace.http.limits import HttpLimits
 from headrace.http.message import HttpRequest, parse_target
 
@@ -60,20 +61,25 @@ class RequestParser:
     """
 
     __slots__ = (
+        "_begun",
         "_body",
         "_budget",
         "_check_head",
         "_client_address",
         "_expect",
+        "_fed_bytes",
         "_first_part",
         "_head_bytes",
         "_header_count",
         "_headers",
+        "_is_between",
         "_is_http_1_0",
         "_is_keep_alive",
         "_is_last",
         "_is_replaying",
         "_is_upgrade",
+        "_known",
+        "_known_body_left",
         "_limits",
         "_parser",
         "_request",
@@ -118,9 +124,81 @@ class RequestParser:
         self._is_last = False
         self._is_upgrade = False
         self._is_replaying = False
+        self._known: KnownRequest | None = None
+        self._is_between = True
+        """Whether it is certain that nothing of a request has been given to the C parser."""
+        self._begun = b""
+        """How what it was given since then began; empty where that is not known."""
+        self._fed_bytes = 0
+        self._known_body_left = 0
+        """Bytes to come of the body of a request that is read without the C parser."""
 
     def feed(self, data: bytes) -> bytes:
         """Parse `data`. Returns the part left alone because a request became ready before it."""
+        if self._known_body_left:
+            return self._feed_known_body(data)
+        if self._is_between:
+            rest = None if self._known is None else self._feed_known(self._known, data)
+            if rest is not None:
+                return rest
+            self._is_between = False
+            self._begun = data[:HEAD_BYTES_MAX]
+            self._fed_bytes = 0
+        rest = self._parse(data)
+        if self._begun:
+            self._fed_bytes += len(data) - len(rest)
+            if self.ready:
+                self._note_head(self.ready[0])
+        return rest
+
+    def _note_head(self, request: HttpRequest) -> None:
+        """The first request since the C parser stood between two is ready."""
+        begun, self._begun = self._begun, b""
+        if is_whole(begun, self._fed_bytes, request):
+            self._is_between = True
+            self._known = KnownRequest.of(begun, request)
+
+    def _feed_known(self, known: KnownRequest, data: bytes) -> bytes | None:
+        """As `feed`, for a request with a head that was parsed before. None, and nothing done, if it is none."""
+        if self._is_last or self.refusal is not None:
+            return None
+        recalled = known.recall(data)
+        if recalled is None:
+            return None
+        request, length, body_at = recalled
+        if length > self._limits.body_bytes_max:
+            return None
+        try:
+            if self._check_head is not None:
+                self._check_head(request)
+        except RequestRefused as refused:
+            self.refusal = refused
+            return b""
+        self._request = request
+        self._is_keep_alive = True
+        self._known_body_left = length
+        self.phase = BODY
+        return self._feed_known_body(data[body_at:])
+
+    def _feed_known_body(self, data: bytes) -> bytes:
+        left = self._known_body_left
+        size = len(data)
+        try:
+            if data and left:
+                self.on_body(data if size <= left else data[:left])
+        except RequestRefused as refused:
+            self.refusal = refused
+            self._known_body_left = 0
+            self.drop_body()
+            return b""
+        if size < left:
+            self._known_body_left = left - size
+            return b""
+        self._known_body_left = 0
+        self.on_message_complete()
+        return data[left:]
+
+    def _parse(self, data: bytes) -> bytes:
         size = len(data)
         step = bounds.PARSE_BYTES_PER_STEP
         if size <= step:

@@ -100,7 +100,7 @@ class Responder:
                 body if self._has_body else b"",
             )
             self.body_bytes_sent = len(body)
-        connection.write_now(data)
+        connection.write_reply(data)
 
     def start(self, status: int, headers: Headers) -> None:
         """Begin a stream: chunked, or up to the end of the connection for an HTTP/1.0 client."""

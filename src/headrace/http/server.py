@@ -146,6 +146,11 @@ class HttpServer:
         return len(self._connections)
 
     @property
+    def num_active(self) -> int:
+        """Connections with a request, begun or running."""
+        return len(self._connections) - len(self.idle)
+
+    @property
     def num_requests(self) -> int:
         """Requests handed to the handler since the start."""
         return self._requests_past + sum(connection.num_requests for connection in self._connections)

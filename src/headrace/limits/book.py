@@ -68,11 +68,15 @@ class Account:
         )
 
 
-def decide(accounts: Iterable[Account], ask: Ask, now_us: int) -> Excess | None:
-    """The first limit that the request would exceed; None if it fits everywhere. Changes nothing."""
+def decide(accounts: Iterable[Account], ask: Ask, now_us: int, *, room: int | None = None) -> Excess | None:
+    """The first limit that the request would exceed; None if it fits everywhere. Changes nothing.
+
+    `room`: what `tightest_room` said at the same instant, where it was asked.
+    """
+    has_room = room is not None and ask.total_tokens <= room
     for account in accounts:
         if account.limits is not UNLIMITED:
-            excess = _excess(account, ask, now_us)
+            excess = _excess(account, ask, now_us, has_room=has_room)
             if excess is not None:
                 return excess
     return None
@@ -80,10 +84,12 @@ def decide(accounts: Iterable[Account], ask: Ask, now_us: int) -> Excess | None:
 
 def hold(accounts: Iterable[Account], ask: Ask, now_us: int) -> None:
     """Take what `decide` allowed: the request counts in the rates, its tokens are held."""
+    tokens = ask.total_tokens
     for account in accounts:
-        if account.limits.rps is not None:
-            account.rate.take(account.limits.rps, now_us)
-        account.window.hold(ask.total_tokens)
+        rps = account.limits.rps
+        if rps is not None:
+            account.rate.take(rps, now_us)
+        account.window.held += tokens
 
 
 def may_start(accounts: Iterable[Account], *, is_stream: bool) -> bool:
@@ -92,9 +98,9 @@ def may_start(accounts: Iterable[Account], *, is_stream: bool) -> bool:
         limits = account.limits
         if limits is UNLIMITED:
             continue
-        if not _is_below(account.running, limits.concurrency):
+        if limits.concurrency is not None and account.running >= limits.concurrency:
             return False
-        if is_stream and not _is_below(account.streams, limits.streams):
+        if is_stream and limits.streams is not None and account.streams >= limits.streams:
             return False
     return True
 
@@ -133,15 +139,15 @@ def tightest_room(accounts: Iterable[Account], now_us: int) -> int | None:
         if limits is UNLIMITED:
             continue
         if limits.tpm is not None:
-            room = max(0, limits.tpm - account.window.used(now_us) - account.window.held)
-            tightest = room if tightest is None else min(tightest, room)
-        if limits.max_total_tokens is not None:
-            room = limits.max_total_tokens
-            tightest = room if tightest is None else min(tightest, room)
-    return tightest
+            room = limits.tpm - account.window.used(now_us) - account.window.held
+            if tightest is None or room < tightest:
+                tightest = room
+        if limits.max_total_tokens is not None and (tightest is None or limits.max_total_tokens < tightest):
+            tightest = limits.max_total_tokens
+    return tightest if tightest is None or tightest > 0 else 0
 
 
-def _excess(account: Account, ask: Ask, now_us: int) -> Excess | None:
+def _excess(account: Account, ask: Ask, now_us: int, *, has_room: bool) -> Excess | None:
     limits = account.limits
     if limits.max_prompt_tokens is not None and ask.prompt_tokens > limits.max_prompt_tokens:
         return _outright(
@@ -151,10 +157,10 @@ def _excess(account: Account, ask: Ask, now_us: int) -> Excess | None:
         return _outright(
             account, "total_tokens", limits.max_total_tokens, requested=ask.total_tokens, is_final=True
         )
-    if not _is_below(account.running, limits.concurrency):
-        return _busy(account, "concurrency", limits.concurrency or 0, account.running)
-    if ask.is_stream and not _is_below(account.streams, limits.streams):
-        return _busy(account, "streams", limits.streams or 0, account.streams)
+    if limits.concurrency is not None and account.running >= limits.concurrency:
+        return _busy(account, "concurrency", limits.concurrency, account.running)
+    if ask.is_stream and limits.streams is not None and account.streams >= limits.streams:
+        return _busy(account, "streams", limits.streams, account.streams)
     if limits.rps is not None:
         wait_us = account.rate.wait_us(limits.rps, now_us)
         if wait_us:
@@ -168,17 +174,17 @@ def _excess(account: Account, ask: Ask, now_us: int) -> Excess | None:
                 requested=1,
                 free_at_us=now_us + wait_us,
             )
-    return _token_excess(account, ask, now_us)
-
-
-def _token_excess(account: Account, ask: Ask, now_us: int) -> Excess | None:
-    limit = account.limits.tpm
-    if limit is None:
+    if limits.tpm is None or has_room:
         return None
     window = account.window
     used = window.used(now_us)
-    if used + window.held + ask.total_tokens <= limit:
+    if used + window.held + ask.total_tokens <= limits.tpm:
         return None
+    return _too_many_tokens(account, limits.tpm, used, ask, now_us)
+
+
+def _too_many_tokens(account: Account, limit: int, used: int, ask: Ask, now_us: int) -> Excess:
+    window = account.window
     free_at_us: int | None = window.free_at_us(limit, ask.total_tokens, now_us)
     if not free_at_us:
         # What is held has to be settled and to grow old first; how long that takes is not known.
@@ -213,10 +219,6 @@ def _outright(
         requested=requested,
         free_at_us=None if is_final else 0,
     )
-
-
-def _is_below(value: int, limit: int | None) -> bool:
-    return limit is None or value < limit
 
 
 Accounts = Sequence[Account]

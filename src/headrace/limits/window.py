@@ -24,8 +24,10 @@ class TokenWindow:
     def used(self, now_us: int) -> int:
         """Tokens settled in the last 60 seconds."""
         settled = self._settled
-        while settled and settled[0][1] <= now_us - WINDOW_US:
-            self._settled_sum -= settled.popleft()[2]
+        if settled:
+            old_us = now_us - WINDOW_US
+            while settled and settled[0][1] <= old_us:
+                self._settled_sum -= settled.popleft()[2]
         return self._settled_sum
 
     def hold(self, tokens: int) -> None:
@@ -40,16 +42,26 @@ class TokenWindow:
         """Replace a hold by what was really used."""
         assert 0 <= held <= self.held
         self.held -= held
-        if tokens:
+        if not tokens:
+            return
+        settled = self._settled
+        if settled and now_us - settled[-1][0] < _GRAIN_US and now_us >= settled[-1][1]:
+            last = settled[-1]
+            last[1] = now_us
+            last[2] += tokens
+            self._settled_sum += tokens
+        else:
             self.add(tokens, now_us)
 
     def add(self, tokens: int, settled_us: int) -> None:
         """Count a settlement. Times must not go back by more than the grain."""
         settled = self._settled
-        if settled and settled_us - settled[-1][0] < _GRAIN_US:
+        last = settled[-1] if settled else None
+        if last is not None and settled_us - last[0] < _GRAIN_US:
             # Counted until the last of them is old enough: never a token too early.
-            settled[-1][1] = max(settled[-1][1], settled_us)
-            settled[-1][2] += tokens
+            if settled_us > last[1]:
+                last[1] = settled_us
+            last[2] += tokens
         else:
             settled.append([settled_us, settled_us, tokens])
         self._settled_sum += tokens
