@@ -8,7 +8,8 @@ One worker, one thread, eight slots, the built-in model; two tenants of equal we
   tokens of the answer), at least 0.95.
 - weights: both flood, weights 3 and 1: three times the service, within 10 %.
 - classes: B's batch jobs behind A's interactive flood keep their floor of a tenth; the longest wait of one is printed.
-- long: one prompt of 6 000 tokens after the other beside short chats: their first token, 99 %, at most twice as late.
+- long: one prompt of 6 000 tokens after the other beside short chats: their first token, 99 %, at most twice as late,
+  with steps of 100 ms; with the default of 500 ms beside it, which is half of what a chat waits for alone.
 
 Prints one JSON object; exit status 1 if a bound is missed.
 """
@@ -31,11 +32,11 @@ from benchmarks.weights import converted_builtin
 from headrace.http import HttpClient, SseSplitter, data_of
 
 SLOTS = 8
-FAIR = {"interactive_reserve": 0, "preemption": False}
+FAIR = {"interactive_reserve": 0, "reserve_output_tokens_max": None, "preemption": False}
 POLICIES: dict[str, dict[str, Any]] = {
     "fifo": {"scheduler_policy": "fifo"},
     "fair": {},
-    "reserve": {"interactive_reserve": 1},
+    "reserve": {"interactive_reserve": 1, "reserve_output_tokens_max": 32},
     "preemption": {"preemption": True},
 }
 SCENES = ("short", "both", "weights", "classes", "long")
@@ -240,24 +241,29 @@ async def classes(running: Running, http: HttpClient, seconds: float) -> dict[st
 async def long(running: Running, http: HttpClient, seconds: float) -> dict[str, Any]:
     """Short chats beside one prompt of 6 000 tokens after the other."""
     found: dict[str, Any] = {}
-    for name, scheduling in (("beside", {"long_prompt_tokens": 2000, "long_prompts_max": 1}),):
-        admin(running, "PATCH", f"models/{running.model}", {"scheduler_policy": "fair", **FAIR, **scheduling})
-        few = tenant(running, f"few-{name}")
+    budget = {"long_prompt_tokens": 2000, "long_prompts_max": 1}
+    for name, step_ms in (("default steps", None), ("steps of 100 ms", 100)):
+        steps = {"target_step_ms": step_ms, "idle_step_ms": step_ms}
+        changes = {"scheduler_policy": "fair", **FAIR, **budget, **steps}
+        admin(running, "PATCH", f"models/{running.model}", changes)
+        few = tenant(running, f"few-{step_ms or 500}")
         few.flood(http, 2, lambda number: (prompt(900_000 + number, words=30), 12))
         await asyncio.sleep(seconds / 2)
         alone = quantile(few.first_token, 0.99)
         few.first_token.clear()
-        bulky = tenant(running, f"bulky-{name}")
+        bulky = tenant(running, f"bulky-{step_ms or 500}")
         bulky.flood(http, 3, lambda number: (prompt(number, words=3_000), 4))
         await asyncio.sleep(seconds)
         beside = quantile(few.first_token, 0.99)
         await asyncio.gather(few.stop(), bulky.stop())
-        found |= {
+        found[name] = {
             "alone_p99_s": round(alone, 3),
             "beside_p99_s": round(beside, 3),
             "long_prompts_served": len(bulky.first_token),
             "is_met": beside <= 2 * alone and len(bulky.first_token) > 0,
         }
+        await asyncio.sleep(1)
+    found["is_met"] = found["steps of 100 ms"]["is_met"]
     return found
 
 

@@ -270,9 +270,10 @@ class FairMachine(RuleBasedStateMachine):
     def check_preemption(self, victim: Known, favoured: Known, blocked: str) -> None:
         assert self.policy.name == "fair"
         assert not victim.is_lost and favoured.tenant not in blocked and victim.tenant != favoured.tenant
-        assert self.counter[victim.tenant] >= self.counter[favoured.tenant] - CLOSE, "it was behind"
+        one = victim.charged / WEIGHTS[victim.tenant]
+        assert self.counter[victim.tenant] + one >= self.counter[favoured.tenant] - CLOSE, "it was behind"
         running = self.running()
-        left = running[victim.tenant] - victim.charged / WEIGHTS[victim.tenant]
+        left = running[victim.tenant] - one
         charge = max(favoured.charged, cost(favoured.demand, favoured.demand.expected_output_tokens))
         assert left >= running[favoured.tenant] + charge / WEIGHTS[favoured.tenant] - CLOSE, "it has less now"
 

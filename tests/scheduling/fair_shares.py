@@ -153,8 +153,9 @@ class Stopping:
                 continue
             mine = [ticket for ticket in self.running if self.asked[ticket][0] == "a"]
             over = self.queue.counters.get("a")
-            if len(mine) > 1 and over is not None and over.value >= counter.value:
-                left = self.share("a") - self.asked[max(mine)][1]
+            newest = self.asked[max(mine)][1] if mine else 0.0
+            if len(mine) > 1 and over is not None and over.value + newest >= counter.value + 1e-6:
+                left = self.share("a") - newest
                 assert left < max(costs) + quantum + 1e-6, f"{under} waits beside a flood"
 
 

@@ -203,9 +203,10 @@ def test_while_the_favoured_one_waits_for_memory_only_it_asks() -> None:
         (0.0, 10.0, 26.0, None),
         (10.0, 10.0, 10.0, "a2"),
         (11.0, 10.0, 10.0, "b2"),
-        (0.0, 31.0, 21.0, None),  # `b` is behind it
-        (0.0, 51.0, 10.0, None),  # it had more than anybody, so it can wait
-        (0.0, 50.0, 10.0, "a2"),
+        (0.0, 32.0, 21.0, "b2"),
+        (0.0, 32.5, 21.0, None),  # `b` is behind it, by more than the one that would be stopped
+        (0.0, 62.0, 10.0, "a2"),
+        (0.0, 62.5, 10.0, None),  # it had more than anybody, so it can wait
     ],
 )
 def test_the_victim(quantum: float, counter: float, charge: float, expected: str | None) -> None:

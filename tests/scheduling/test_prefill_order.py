@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.bounds import CHUNK_GRAIN
-from headrace.scheduling.prefill_order import OLDEST_EVERY, prefill_order
+from headrace.scheduling.prefill_order import OLDEST_EVERY, prefill_order, without_long_rider
 from headrace.scheduling.steps import share_out, share_out_chunks
 
 
@@ -16,6 +16,13 @@ def test_the_shortest_first_and_of_equals_the_oldest() -> None:
 def test_every_fourth_portion_is_for_the_oldest() -> None:
     firsts = [prefill_order([6000, 50, 20], portions_before=turn)[0] for turn in range(8)]
     assert firsts == [2, 2, 2, 0, 2, 2, 2, 0]
+
+
+def test_no_piece_of_a_long_prompt_holds_up_those_that_end() -> None:
+    assert without_long_rider([40, 24], [40, 6000], portion=64) == [40]
+    assert without_long_rider([40, 24], [40, 256], portion=64) == [40, 24], "not long"
+    assert without_long_rider([64], [6000], portion=64) == [64], "nobody waits for it"
+    assert without_long_rider([24, 40], [24, 40], portion=64) == [24, 40]
 
 
 @given(
@@ -41,6 +48,7 @@ def test_everybody_is_read_in_whoever_comes_meanwhile(
             shares = share_out_chunks(ordered, portion, room=portion + 64, chunk=64)
         else:
             shares = share_out(ordered, portion, room=portion + CHUNK_GRAIN)
+        shares = without_long_rider(shares, ordered, portion=portion)
         for at, share in zip(order, shares, strict=False):
             left[places[at]] -= share
             if not left[places[at]]:

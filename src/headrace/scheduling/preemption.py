@@ -39,18 +39,22 @@ class RunningShares(Generic[Ticket]):
 
         `charge`: what the waiting one costs in all, by weight. `can_replace`: whether stopping a request gives it a place.
 
-        Over-served is who has most running and is not behind in its counter: whoever comes from idle has a counter like
-        everybody's, so the counter alone would never give it a place. Without the victim its tenant must still have
-        more running than the other would have, and `quantum` more. So the largest share only ever shrinks: tenants
-        never stop each other in turn.
+        Over-served is who has most running and is not behind in its counter by more than one of its requests: whoever
+        comes from idle has a counter like everybody's, so the counter alone would never give it a place, and after its
+        first short request it would wait until the next of the others' long ones is granted. Without the victim its
+        tenant must still have more running than the other would have, and `quantum` more. So the largest share only
+        ever shrinks: tenants never stop each other in turn.
         """
         most = self._charges.get(waiting.counter, 0.0) + charge + quantum
         for counter in self._largest_first:
             if self._charges[counter] < most:
                 return None
-            if counter is waiting.counter or counter.value < waiting.counter.value:
+            if counter is waiting.counter:
                 continue
             newest = next((job for job in self._newest_first[counter] if can_replace(job)), None)
-            if newest is not None and self._charges[counter] - newest.charged / newest.weight >= most:
+            if newest is None:
+                continue
+            one = newest.charged / newest.weight
+            if counter.value + one >= waiting.counter.value and self._charges[counter] - one >= most:
                 return newest
         return None

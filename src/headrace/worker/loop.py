@@ -19,7 +19,7 @@ from headrace.clock import Clock
 from headrace.engine.protocol import Engine, Forward, Span
 from headrace.errors import EngineFault
 from headrace.request.controls import Controls
-from headrace.scheduling.prefill_order import prefill_order
+from headrace.scheduling.prefill_order import prefill_order, without_long_rider
 from headrace.scheduling.steps import PrefillPace, StepLimits, share_out, share_out_chunks
 from headrace.worker.gate import ContinuousGate, Gate
 from headrace.worker.inbox import Command, Inbox
@@ -330,6 +330,7 @@ class EngineLoop(Inbox):
             shares = share_out(left, portion, room=room)
         else:
             shares = share_out_chunks(left, portion, room=room, chunk=self._chunk_tokens)
+        shares = without_long_rider(shares, left, portion=portion)
         batch = waiting[: len(shares)]
         spans = [
             Span(
