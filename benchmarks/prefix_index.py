@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from headrace.caching.index import BLOCK_TOKENS, Holding, PrefixIndex
+from headrace.bounds import BLOCK_TOKENS
+from headrace.caching.index import Holding, PrefixIndex
 
 PREFIX, OWN = 1500, 50
 SCOPE = [("tenant", "t")]

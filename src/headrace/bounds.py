@@ -110,9 +110,12 @@ TENANT_PAGE_ENTRIES_MAX: Final = 20_000
 """Departments, users and models in one page of tenants; a tenant that has more is a page by itself."""
 
 # --- the engine loop --------------------------------------------------------------------------------
-CHUNK_GRAIN: Final = 32
-"""Tokens. Prompts are read in by multiples of this, because matrix kernels work in rows of 32, and no
-smaller piece of a prompt is computed by itself if it can be avoided: a call has a cost of its own."""
+CHUNK_GRAIN: Final = 64
+"""Tokens. Prompts are read in by multiples of this, and no smaller piece is computed by itself if it can be avoided: a
+call has a cost of its own, matrix kernels work in rows of 32, and llama.cpp's flash attention in tiles of 64. Behind
+6 000 tokens 32 more took 1.00 s and 64 more 0.62 s."""
+BLOCK_TOKENS: Final = 32
+"""Beginnings of prompts are told apart, and taken over, by no less than this."""
 
 BATCH_COST_ALPHA_MIN: Final = 0.3
 BATCH_COST_ALPHA_MAX: Final = 1.0

@@ -4,7 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from headrace.caching.index import BLOCK_TOKENS, Holding, PrefixIndex
+from headrace.bounds import BLOCK_TOKENS
+from headrace.caching.index import Holding, PrefixIndex
 from headrace.caching.slots import CacheOrder, Placement, SlotBook, Wanted
 
 B = BLOCK_TOKENS

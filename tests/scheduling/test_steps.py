@@ -19,14 +19,14 @@ def test_a_portion_keeps_the_step_to_its_target_time() -> None:
     pace.observe_prefill(512, 0.512)  # one token a millisecond
     pace.observe_decode(0.050)
     assert pace.portion(num_decoding=4) == 128  # 150 ms left, rounded down to the grain
-    assert pace.portion(num_decoding=0) == 480  # nobody waits for a token: 500 ms
+    assert pace.portion(num_decoding=0) == 448  # nobody waits for a token: 500 ms
 
 
 def test_prefill_goes_on_even_when_decoding_alone_fills_the_step() -> None:
     pace = PrefillPace(LIMITS)
     pace.observe_prefill(512, 0.512)
     pace.observe_decode(0.900)
-    assert pace.portion(num_decoding=32) == 96, "half of the target time"
+    assert pace.portion(num_decoding=32) == 64, "half of the target time"
 
 
 def test_short_calls_say_nothing_about_speed() -> None:
@@ -52,10 +52,10 @@ def test_shares_are_first_come_first_served_without_fragments(
 
 
 def test_a_short_end_goes_with_what_comes_before_it_and_no_prompt_begins_with_a_fragment() -> None:
-    assert share_out([70, 100], 64, room=512) == [70]
-    assert share_out([70, 100], 64, room=64) == [64]
-    assert share_out([40, 100], 64, room=512) == [40]
-    assert share_out([10, 12, 9, 100], 64, room=512) == [10, 12, 9, 33]
+    assert share_out([140, 200], 128, room=512) == [140]
+    assert share_out([140, 200], 128, room=128) == [128]
+    assert share_out([80, 200], 128, room=512) == [80]
+    assert share_out([20, 24, 18, 200], 128, room=512) == [20, 24, 18, 66]
 
 
 def test_chunks_are_whole_or_a_prompts_end() -> None:

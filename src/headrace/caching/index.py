@@ -12,10 +12,7 @@ to its shared length under the name of the group that its tenant has joined.
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from headrace.bounds import CHUNK_GRAIN
-
-BLOCK_TOKENS: Final = CHUNK_GRAIN
-"""Prefixes shorter than a block are not worth taking over."""
+from headrace.bounds import BLOCK_TOKENS
 
 Scope = tuple[str, str]
 """("tenant", id) or ("group", name)"""

@@ -21,7 +21,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from headrace.caching.index import BLOCK_TOKENS, Holding, Match, PrefixIndex, Scope
+from headrace.bounds import BLOCK_TOKENS
+from headrace.caching.index import Holding, Match, PrefixIndex, Scope
 
 Mode = Literal["full", "prefix_only", "off"]
 Source = Literal["cold", "place", "copy", "restore"]

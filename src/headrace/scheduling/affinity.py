@@ -18,7 +18,7 @@ from headrace.scheduling.prompt_keys import PromptKeys
 
 Reason = Literal["session", "prefix", "least_loaded", "only"]
 """Why a replica: its session's, one that has its beginning, the least loaded of several, or the only one."""
-WARM_TOKENS_MIN: Final = bounds.CHUNK_GRAIN
+WARM_TOKENS_MIN: Final = bounds.BLOCK_TOKENS
 """Workers take over no less."""
 FREED_PART: Final = 32
 """When there are too many places, such a part of all that may be is let go at once."""

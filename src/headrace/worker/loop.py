@@ -19,7 +19,7 @@ from headrace.clock import Clock
 from headrace.engine.protocol import Engine, Forward, Span
 from headrace.errors import EngineFault
 from headrace.request.controls import Controls
-from headrace.scheduling.prefill_order import prefill_order, without_long_rider
+from headrace.scheduling.prefill_order import PrefillOrder, without_long_rider
 from headrace.scheduling.steps import PrefillPace, StepLimits, share_out, share_out_chunks
 from headrace.worker.gate import ContinuousGate, Gate
 from headrace.worker.inbox import Command, Inbox
@@ -98,8 +98,7 @@ class EngineLoop(Inbox):
         self._news = LoopNews()
         self._faults = 0
         self._drawn = 0
-        self._portions = 0
-        """Portions of prefill so far."""
+        self._order = PrefillOrder()
 
     # --- any thread -----------------------------------------------------------------------------
 
@@ -318,19 +317,7 @@ class EngineLoop(Inbox):
         return done
 
     def _prefill(self, num_decoding: int) -> tuple[int, Forward]:
-        room = self._pace.limits.batch_tokens_max - num_decoding
-        waiting = self._prefilling
-        left = [len(one.start) - one.held for one in waiting]
-        if len(waiting) > 1:
-            order = prefill_order(left, portions_before=self._portions)
-            waiting, left = [waiting[place] for place in order], [left[place] for place in order]
-        self._portions += 1
-        portion = min(self._pace.portion(num_decoding=num_decoding), room)
-        if self._chunk_tokens is None:
-            shares = share_out(left, portion, room=room)
-        else:
-            shares = share_out_chunks(left, portion, room=room, chunk=self._chunk_tokens)
-        shares = without_long_rider(shares, left, portion=portion)
+        waiting, shares = self._share_prefill(num_decoding)
         batch = waiting[: len(shares)]
         spans = [
             Span(
@@ -350,6 +337,7 @@ class EngineLoop(Inbox):
         wall_us = self._clock.wall_us()
         for one, share, token in zip(batch, shares, done.tokens, strict=True):
             one.grew(share, now_us=now_us)
+            self._order.took(one.attempt_id, share)
             self._slots.computed(one)
             if one.is_prefilling:
                 continue
@@ -361,6 +349,20 @@ class EngineLoop(Inbox):
             self._decoding.append(one)
         self._note_progress(batch, wall_us=wall_us)
         return sum(shares), done
+
+    def _share_prefill(self, num_decoding: int) -> tuple[list[Sequence], list[int]]:
+        """The prompts in the order in which they are read in, and how many tokens of the first ones in this step."""
+        waiting = self._prefilling
+        left = [len(one.start) - one.held for one in waiting]
+        order = self._order.order([one.attempt_id for one in waiting], left)
+        waiting, left = [waiting[place] for place in order], [left[place] for place in order]
+        room = self._pace.limits.batch_tokens_max - num_decoding
+        portion = min(self._pace.portion(num_decoding=num_decoding), room)
+        if self._chunk_tokens is None:
+            shares = share_out(left, portion, room=room)
+        else:
+            shares = share_out_chunks(left, portion, room=room, chunk=self._chunk_tokens)
+        return waiting, without_long_rider(shares, left, portion=portion)
 
     def _forward(self, spans: list[Span], batch: list[Sequence]) -> Forward | None:
         """Compute; None if the engine failed, after its sequences were ended with an error."""

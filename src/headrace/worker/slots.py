@@ -7,8 +7,9 @@ outside, the clock and the counts. Every call that changes what a slot holds is 
 from collections.abc import Sequence as Many
 
 from headrace import bounds
+from headrace.bounds import BLOCK_TOKENS
 from headrace.caching.cells import CellBook
-from headrace.caching.index import BLOCK_TOKENS, Holding
+from headrace.caching.index import Holding
 from headrace.caching.slots import Placement, SlotBook
 from headrace.clock import Clock
 from headrace.engine.protocol import Engine, Forward, Span
