@@ -18,7 +18,7 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry, start_http_server
 
-from headrace.bounds import MIB
+from headrace.bounds import CHUNK_GRAIN, MIB
 from headrace.clock import Clock, SystemClock
 from headrace.config.settings import EngineSettings
 from headrace.engine.loading import load_engine
@@ -129,6 +129,7 @@ async def _serve(
         stats=stats,
         parking=_parking(orders, engine),
         grain=REPRODUCIBLE_CHUNK_TOKENS if reproducible else 1,
+        tile=_tile(orders.engine),
     )
     server = WorkerServer(
         worker_id=orders.worker_id,
@@ -257,6 +258,12 @@ def _warm_up(engine: Engine) -> None:
     engine.forward([Span(slot, length if slot == 0 else 0, [token], True) for slot in range(rows)])
     for slot in range(rows):
         engine.close(slot)
+
+
+def _tile(engine: EngineSettings) -> int:
+    """What reproducible mode takes over is cut by multiples of it anyway."""
+    has_tiles = engine.flash_attention and engine.stub is None and not engine.reproducible
+    return CHUNK_GRAIN if has_tiles else 0
 
 
 def _parking(orders: WorkerOrders, engine: Engine) -> Parking | None:
