@@ -76,13 +76,13 @@ def _held_forgotten() -> Any:
     """The window compares what was settled with the limit and leaves out what is held."""
 
     def without_held(decide: Callable[..., Any]) -> Callable[..., Any]:
-        def decide_without(accounts: Iterable[Account], *arguments: Any) -> Any:
+        def decide_without(accounts: Iterable[Account], *arguments: Any, **named: Any) -> Any:
             accounts = list(accounts)
             held = [account.window.held for account in accounts]
             for account in accounts:
                 account.window.held = 0
             try:
-                return decide(accounts, *arguments)
+                return decide(accounts, *arguments, **named)
             finally:
                 for account, tokens in zip(accounts, held, strict=True):
                     account.window.held = tokens

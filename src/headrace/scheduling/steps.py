@@ -109,13 +109,13 @@ def share_out(remaining: Sequence[int], portion: int, *, room: int) -> list[int]
 
     `remaining` holds each prompt's tokens still to compute; the list returned is cut after the last
     prompt that gets any. A prompt's short end goes with what comes before it, as far as there is `room`
-    (the hard limit of tokens, at least the portion), and no prompt is begun with a fragment.
+    (the hard limit of tokens, at least the portion), and no prompt but the first is begun with a fragment.
     """
     assert portion <= room
     shares: list[int] = []
     for tokens in remaining:
         if tokens > min(portion + CHUNK_GRAIN - 1, room):
-            if portion >= CHUNK_GRAIN:
+            if portion >= CHUNK_GRAIN or not shares:
                 shares.append(portion)
             break
         shares.append(tokens)
