@@ -2,10 +2,9 @@
 
 import heapq
 
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.bounds import CHUNK_GRAIN
 from headrace.scheduling.fairness import (
     accumulated_difference,
     jain_index,
@@ -14,7 +13,6 @@ from headrace.scheduling.fairness import (
     wait_percentiles,
 )
 from headrace.scheduling.lazy_heap import LazyHeap
-from headrace.scheduling.prefill_share import share_out_by_length
 
 
 @given(
@@ -84,24 +82,3 @@ def test_service_difference() -> None:
     assert service_difference([100, 60, 40], [500, 70, 500]) == 70
     assert service_difference([], []) == 0
     assert accumulated_difference([3, 9, 4]) == 6
-
-
-@example([(33, True), (161, False)], 6, 1)
-@given(
-    st.lists(st.tuples(st.integers(1, 7000), st.booleans()), min_size=1, max_size=8),
-    st.integers(1, 16),
-    st.integers(0, 64),
-)
-def test_a_portion_is_shared_and_nobody_starves(
-    prompts: list[tuple[int, bool]], grains: int, slack: int
-) -> None:
-    portion = grains * CHUNK_GRAIN
-    remaining = [tokens for tokens, _ in prompts]
-    is_long = [flag for _, flag in prompts]
-    shares = share_out_by_length(remaining, is_long, portion, room=portion + slack, long_share=0.25)
-    assert len(shares) == len(remaining)
-    assert 0 < sum(shares) <= portion + slack
-    assert all(share <= tokens for share, tokens in zip(shares, remaining, strict=True))
-    if any(is_long) and not all(is_long) and portion >= 4 * CHUNK_GRAIN:
-        first_long = is_long.index(True)
-        assert shares[first_long] >= min(CHUNK_GRAIN, remaining[first_long])

@@ -48,7 +48,7 @@ def test_together_is_faster_than_one_after_the_other() -> None:
 def test_a_long_prompt_is_read_in_beside_short_ones_and_yields_to_them() -> None:
     load = [arrival(6000, 2), *[arrival(50, 2)] * 4]
     in_order = serve(Engine("r", EngineModel()), *load)
-    by_length = serve(Engine("r", EngineModel(long_prompt_tokens=2000)), *load)
+    by_length = serve(Engine("r", EngineModel(reads_short_first=True)), *load)
     assert max(by_length[number][0] for number in range(1, 5)) < in_order[1][0] / 5
     assert by_length[0][0] < in_order[0][0] * 1.2
 

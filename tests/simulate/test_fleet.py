@@ -15,7 +15,7 @@ from headrace.simulate.published import OVERLOAD, TABLES
 from headrace.simulate.tables import PUBLISHED_ENGINE, REAL_TRACE, rerun
 from headrace.simulate.workload import LOADS, Arrival, Client, merged
 
-SMALL = EngineModel(slots=3, kv_tokens=600, cache_blocks=2, long_prompt_tokens=200)
+SMALL = EngineModel(slots=3, kv_tokens=600, cache_blocks=2, reads_short_first=True)
 
 arrivals_lists = st.lists(
     st.builds(
@@ -114,7 +114,7 @@ def test_batch_keeps_its_floor_and_its_longest_wait_is_bounded() -> None:
 
 def test_a_long_prompt_does_not_double_the_first_token_of_short_requests() -> None:
     policy = QueuePolicy(long_prompt_tokens=2000)
-    engine = EngineModel(long_prompt_tokens=2000)
+    engine = EngineModel(reads_short_first=True)
     short = figures_of("long-prompts", policy, engine=engine).tenants[1]
     setup = Setup(name="alone", policy=policy, engine=engine)
     alone = measure(

@@ -35,7 +35,7 @@ ODD = Setup(
     ),
     prediction="none",
     engine=EngineModel(
-        prefill_us_per_token=0.1, slots=3, kv_tokens=4000, cache_blocks=None, long_share=1 / 3
+        prefill_us_per_token=0.1, slots=3, kv_tokens=4000, cache_blocks=None, reads_short_first=True
     ),
     workers=3,
     queue_length=150,

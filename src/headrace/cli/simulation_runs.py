@@ -99,7 +99,7 @@ def engine_of(options: Mapping[str, Any], load: Load) -> EngineModel:
         slots=options["slots"],
         kv_tokens=options["kv_tokens"],
         cache_blocks=options["cache_blocks"],
-        long_prompt_tokens=options["long_prompt_tokens"],
+        reads_short_first=options["long_prompt_tokens"] is not None,
         **{name: value for name, value in changes.items() if value is not None},
     )
 

@@ -93,7 +93,10 @@ def _long_prompts(duration_s: float) -> Iterator[Line]:
         ("no budget", None),
         (f"budget for prompts over {LONG_PROMPT_TOKENS}", LONG_PROMPT_TOKENS),
     ):
-        policy, engine = QueuePolicy(long_prompt_tokens=limit), EngineModel(long_prompt_tokens=limit)
+        policy, engine = (
+            QueuePolicy(long_prompt_tokens=limit),
+            EngineModel(reads_short_first=limit is not None),
+        )
         alone = [_figures((one,), duration_s, policy, engine).tenants[0] for one in (long, short)]
         both = _figures((short, long), duration_s, policy, engine).tenants
         is_claim = limit is not None

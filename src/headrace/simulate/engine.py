@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from headrace.scheduling.prefill_share import share_out_by_length
+from headrace.scheduling.prefill_order import PrefillOrder, without_long_rider
 from headrace.scheduling.steps import PrefillPace, StepLimits, share_out
 from headrace.simulate.cache import BLOCK_TOKENS, PrefixCache
 from headrace.simulate.workload import Arrival
@@ -40,9 +40,8 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
     batch_tokens_max: int = 512
     target_step_ms: float = 100.0
     idle_step_ms: float = 500.0
-    long_prompt_tokens: int | None = None
-    """Longer prompts yield to shorter ones while they are read in. None: in order of arrival."""
-    long_share: float = 0.25
+    reads_short_first: bool = False
+    """Prompts are read in as headrace's workers do it (`headrace.scheduling.prefill_order`), else in order of arrival."""
     cache_blocks: int | None = 0
     """Blocks of 512 tokens that the prefix cache holds. None: without bound."""
 
@@ -105,6 +104,7 @@ class Engine:
         self._decoding: list[tuple[int, int, Sequence]] = []
         """A heap by the step in which each ends."""
         self._context_tokens = 0
+        self._order = PrefillOrder()
         self._pace = PrefillPace(
             StepLimits(
                 batch_tokens_max=model.batch_tokens_max,
@@ -218,19 +218,21 @@ class Engine:
         model = self.model
         portion = self._pace.portion(num_decoding=num_decoding)
         room = max(model.batch_tokens_max - num_decoding, portion)
-        left = [sequence.left for sequence in self._prefilling]
-        if model.long_prompt_tokens is None:
-            shares = share_out(left, portion, room=room)
-        else:
-            limit = model.long_prompt_tokens
-            is_long = [sequence.arrival.prompt_tokens > limit for sequence in self._prefilling]
-            shares = share_out_by_length(left, is_long, portion, room=room, long_share=model.long_share)
+        waiting = self._prefilling
+        left = [sequence.left for sequence in waiting]
+        if model.reads_short_first:
+            order = self._order.order([sequence.number for sequence in waiting], left)
+            waiting, left = [waiting[place] for place in order], [left[place] for place in order]
+        shares = share_out(left, portion, room=room)
+        if model.reads_short_first:
+            shares = without_long_rider(shares, left, portion=portion)
         tokens = sum(shares)
         took_us = tokens * model.prefill_us_per_token
         self._spend(took_us)
         self._pace.observe_prefill(tokens, took_us / 1e6)
-        for sequence, share in zip(self._prefilling, shares, strict=False):
+        for sequence, share in zip(waiting, shares, strict=False):
             sequence.left -= share
+            self._order.took(sequence.number, share)
         done = [sequence for sequence in self._prefilling if sequence.left <= 0]
         if done:
             self._prefilling = [sequence for sequence in self._prefilling if sequence.left > 0]

@@ -67,8 +67,7 @@ class LoggedEngine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     batch_tokens_max: Annotated[int, Meta(ge=1, le=TRACE_TOKENS_MAX)]
     target_step_ms: Positive
     idle_step_ms: Positive
-    long_prompt_tokens: AtLeastOne | None
-    long_share: Annotated[float, Meta(ge=0, le=1)]
+    reads_short_first: bool
     cache_blocks: Count | None
 
 
