@@ -11,8 +11,10 @@ from headrace.admission.entry import Phase
 from headrace.admission.invariants import check
 from headrace.config.scheduling import SchedulingSettings
 from headrace.config.settings import ModelSettings
+from headrace.core.core import TurnedAway
 from headrace.core.operation import Operation
 from headrace.core.replica import ReplicaBusy
+from headrace.errors import Refusal
 from headrace.ledger.closing import CLIENT_CLOSED, COMPLETED, Counts
 from headrace.ledger.records import Reservation
 from tests.core.test_core import SilentReplica, World
@@ -309,3 +311,23 @@ async def test_what_grows_longer_than_expected_is_charged_while_it_grows(hall: H
     assert counter.value >= before + 2 * 140
     for one in (running, *reversed(waiting)):
         await hall.core.settle(one, COMPLETED, Counts(source="engine"))
+
+
+async def test_who_may_be_served_with_less_is_turned_away_unrecorded_but_only_for_want_of_room(
+    hall: Hall,
+) -> None:
+    for replica_id in ("silent", "later"):
+        hall.core.remove_replica("m", replica_id, successor_id=None)
+    with pytest.raises(TurnedAway) as turned_away:
+        hall.ask("acme", may_degrade=True)
+    assert turned_away.value.refusal.code == "no_healthy_worker"
+    await hall.journal.flush()
+    request_id = turned_away.value.reservation.request_id
+    assert hall.core.usage(request_id, "acme") is None
+    hall.core.turn_away(turned_away.value.reservation, turned_away.value.refusal)
+    await hall.journal.flush()
+    assert hall.core.usage(request_id, "acme") is not None
+    hall.core.begin_stop(drain_s=1)
+    with pytest.raises(Refusal) as refused:
+        hall.ask("acme", may_degrade=True)
+    assert refused.value.code == "shutting_down"

@@ -51,6 +51,16 @@ _log = structlog.get_logger()
 CUT_MARGIN_US: Final = 20_000
 
 
+class TurnedAway(Exception):
+    """There was no room for a request that may be served with less. Nobody has recorded the refusal: who gives up does
+    (`Core.turn_away`)."""
+
+    def __init__(self, reservation: Reservation, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.reservation = reservation
+        self.refusal = refusal
+
+
 class Core:
     """Accepts, grants, settles. Belongs to one event loop."""
 
@@ -173,8 +183,8 @@ class Core:
         `NeedsTrim` asks for `count_held`, unless `is_final`. `cache` says what workers may have of it.
         The operation is an async context manager: entering it waits for the journal, leaving it for any reason
         settles it.
-        `may_degrade`: rather a shorter answer than a refusal, and the caller records a refusal itself.
-        Raises `Refusal` (404, 429, 503); refusals of a known model are recorded.
+        `may_degrade`: rather a shorter answer than a refusal, and `TurnedAway` in place of a refusal that is recorded.
+        Raises `Refusal` (404, 429, 503); those for want of room are recorded.
         """
         model = self.models.get(reservation.model)
         if model is None:
@@ -188,8 +198,9 @@ class Core:
         try:
             admitted = self._admit(model, applicant, now_us)
         except Refusal as refusal:
-            if not may_degrade:
-                self.turn_away(reservation, refusal)
+            if may_degrade:
+                raise TurnedAway(reservation, refusal) from None
+            self.turn_away(reservation, refusal)
             raise
         entry, size = admitted.entry, admitted.size
         reservation = msgspec.structs.replace(reservation, reserved_tokens=size.total)

@@ -14,7 +14,7 @@ from headrace.admission.controller import NeedsCount, NeedsTrim
 from headrace.api.chat import ChatCall
 from headrace.caching.slots import CacheOrder
 from headrace.clock import Clock
-from headrace.core.core import Core
+from headrace.core.core import Core, TurnedAway
 from headrace.core.operation import Operation
 from headrace.errors import Refusal
 from headrace.gateway.exchange import Exchange
@@ -44,20 +44,17 @@ class Acceptance:
         may_degrade = call.may_degrade and self._core.directory.sharing_of(identity.tenant).allow_degrade
         if not may_degrade:
             return await self._accept(exchange, identity, call, cache), call
-        first: Refusal | None = None
+        first: TurnedAway | None = None
         for instead in self._with_less(call):
             try:
                 return await self._accept(exchange, identity, instead, cache, may_degrade=True), instead
-            except Refusal as refusal:
-                first = first or refusal
-                if not _may_others_serve(refusal):
+            except TurnedAway as turned_away:
+                first = first or turned_away
+                if not _may_others_serve(turned_away.refusal):
                     break
         assert first is not None
-        self._core.turn_away(
-            self._reservation(exchange, identity, call, prompt_tokens=_bound(call, exchange.request.body)),
-            first,
-        )
-        raise first
+        self._core.turn_away(first.reservation, first.refusal)
+        raise first.refusal
 
     def _with_less(self, call: ChatCall) -> Iterator[ChatCall]:
         """The call itself, then by the models that may stand in."""
