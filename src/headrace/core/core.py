@@ -40,7 +40,6 @@ from headrace.request.controls import AS_CONFIGURED, Controls
 from headrace.request.latency import LatencySla
 from headrace.request.messages import Message
 from headrace.scheduling.policy import QueuePolicy
-from headrace.scheduling.prompt_keys import session_key_of
 from headrace.scheduling.queue_bounds import NoReplica, QueueFull
 from headrace.store.errors import StoreUnavailable
 from headrace.store.journal import Journal
@@ -124,13 +123,7 @@ class Core:
         """A replica is ready, with something of these conversations."""
         model = self.models[model_id]
         model.add(replica, capacity)
-        if model.affinity is not None and sessions:
-            model.affinity.advance(self.clock.monotonic_us())
-            offset_us = self.clock.wall_us() - self.clock.monotonic_us()
-            for kept in sessions:
-                key = session_key_of(kept.session)
-                until_us = kept.expires_ts - offset_us
-                model.affinity.bring(kept.tenant, key, replica.replica_id, until_us=until_us)
+        model.remember(replica_id=replica.replica_id, sessions=sessions, clock=self.clock)
         model.queue.add(replica.replica_id, capacity=capacity_by(model.controls, capacity))
         if model.controls != AS_CONFIGURED:
             replica.adjust(model.controls)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from headrace.admission.entry import Entry
 from headrace.caching.slots import CacheOrder
+from headrace.clock import Clock
 from headrace.config.scheduling import SchedulingSettings, ServiceClass
 from headrace.config.settings import ModelSettings, QueueSettings
 from headrace.core.replica import Replica
@@ -17,6 +18,7 @@ from headrace.scheduling.policy import QueuePolicy
 from headrace.scheduling.prompt_keys import prompt_keys, session_key_of
 from headrace.scheduling.queue_bounds import QueueBounds
 from headrace.scheduling.service_window import ServiceWindow
+from headrace.worker.messages import KeptSession
 
 
 class ServedModel:
@@ -76,6 +78,17 @@ class ServedModel:
         if self.affinity is not None:
             self.affinity.remove(replica_id)
         self._ask_replicas()
+
+    def remember(self, *, replica_id: str, sessions: Sequence[KeptSession], clock: Clock) -> None:
+        """A new replica has something of these conversations, put aside by an earlier life."""
+        if self.affinity is None or not sessions:
+            return
+        now_us = clock.monotonic_us()
+        self.affinity.advance(now_us)
+        offset_us = clock.wall_us() - now_us
+        for kept in sessions:
+            until_us = kept.expires_ts - offset_us
+            self.affinity.bring(kept.tenant, session_key_of(kept.session), replica_id, until_us=until_us)
 
     def may_run(self, entry: Entry, replica_id: str) -> bool:
         """Whether a request may run on a replica."""
