@@ -87,7 +87,10 @@ def test_a_worker_with_a_hung_engine_leaves_when_its_server_is_killed(tmp_path: 
     data = tmp_path / "data"
     with platform(data, models=[model]) as served:
         chat = served.open_chat("water " * 1000)
-        until(lambda: served.metric("headrace_running") == 1)
+        until(
+            lambda: served.metric("headrace_running") == 1 and served.num_open() == 1,
+            what="it is in the ledger",
+        )
         children = served.children()
         served.process.kill()
         served.process.wait()
