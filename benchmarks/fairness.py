@@ -9,7 +9,8 @@ One worker, one thread, eight slots, the built-in model; two tenants of equal we
 - weights: both flood, weights 3 and 1: three times the service, within 10 %.
 - classes: B's batch jobs behind A's interactive flood keep their floor of a tenth; the longest wait of one is printed.
 - long: one prompt of 6 000 tokens after the other beside short chats: their first token, 99 %, at most twice as late,
-  with steps of 100 ms; with the default of 500 ms beside it, which is half of what a chat waits for alone.
+  and long prompts are answered meanwhile. With steps of 200 ms and without flash attention, as docs/models.md advises for
+  long contexts on a CPU; with the default engine beside it.
 
 Prints one JSON object; exit status 1 if a bound is missed.
 """
@@ -22,6 +23,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,8 +41,12 @@ POLICIES: dict[str, dict[str, Any]] = {
     "reserve": {"interactive_reserve": 1, "reserve_output_tokens_max": 32},
     "preemption": {"preemption": True},
 }
-LONG_SECONDS_MAX = 180
+LONG_SECONDS_MAX = 300
 """So long it is waited for the first of the long prompts."""
+LONG_ENGINES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "for long contexts": {"flash_attention": False, "target_step_ms": 200, "idle_step_ms": 200},
+}
 SCENES = ("short", "both", "weights", "classes", "long")
 
 
@@ -242,60 +248,75 @@ async def classes(running: Running, http: HttpClient, seconds: float) -> dict[st
 
 async def long(running: Running, http: HttpClient, seconds: float) -> dict[str, Any]:
     """Short chats beside one prompt of 6 000 tokens after the other."""
-    found: dict[str, Any] = {}
     budget = {"long_prompt_tokens": 2000, "long_prompts_max": 1}
-    for name, step_ms in (("default steps", None), ("steps of 100 ms", 100)):
-        steps = {"target_step_ms": step_ms, "idle_step_ms": step_ms}
-        changes = {"scheduler_policy": "fair", **FAIR, **budget, **steps}
-        admin(running, "PATCH", f"models/{running.model}", changes)
-        few = tenant(running, f"few-{step_ms or 500}")
-        few.flood(http, 2, lambda number: (prompt(900_000 + number, words=30), 12))
-        await asyncio.sleep(seconds / 2)
-        alone = quantile(few.first_token, 0.99)
-        few.first_token.clear()
-        bulky = tenant(running, f"bulky-{step_ms or 500}")
-        bulky.flood(http, 3, lambda number: (prompt(number, words=3_000), 4))
-        for _ in range(max(1, int(LONG_SECONDS_MAX / seconds))):
-            await asyncio.sleep(seconds)
-            if bulky.first_token:
-                break
-        beside = quantile(few.first_token, 0.99)
-        await asyncio.gather(few.stop(), bulky.stop())
-        found[name] = {
-            "alone_p99_s": round(alone, 3),
-            "beside_p99_s": round(beside, 3),
-            "long_prompts_served": len(bulky.first_token),
-            "is_met": beside <= 2 * alone and len(bulky.first_token) > 0,
-        }
-        await asyncio.sleep(1)
-    found["is_met"] = found["steps of 100 ms"]["is_met"]
+    admin(running, "PATCH", f"models/{running.model}", {"scheduler_policy": "fair", **FAIR, **budget})
+    few, bulky = tenant(running, "few"), tenant(running, "bulky")
+    few.flood(http, 2, lambda number: (prompt(900_000 + number, words=30), 12))
+    await asyncio.sleep(seconds / 2)
+    alone = quantile(few.first_token, 0.99)
+    few.first_token.clear()
+    bulky.flood(http, 3, lambda number: (prompt(number, words=3_000), 4))
+    for _ in range(int(LONG_SECONDS_MAX / 5)):
+        await asyncio.sleep(5)
+        if bulky.first_token:
+            break
+    beside = quantile(few.first_token, 0.99)
+    served = len(few.first_token)
+    await asyncio.gather(few.stop(), bulky.stop())
+    return {
+        "alone_p99_s": round(alone, 3),
+        "beside_p50_s": round(quantile(few.first_token, 0.5), 3),
+        "beside_p99_s": round(beside, 3),
+        "short_chats_served": served,
+        "first_long_prompt_s": round(min(bulky.first_token, default=float("inf")), 1),
+        "is_met": beside <= 2 * alone and len(bulky.first_token) > 0,
+    }
+
+
+async def long_prompts(seconds: float, weights: Path, folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for number, (name, engine) in enumerate(LONG_ENGINES.items()):
+        settings = {"max_context_tokens": 8192, **engine}
+        async with served(weights, folder / str(number), settings) as (running, http):
+            found[name] = await long(running, http, seconds)
+    found["is_met"] = found["for long contexts"]["is_met"]
     return found
+
+
+@asynccontextmanager
+async def served(
+    weights: Path, folder: Path, engine: dict[str, Any]
+) -> AsyncIterator[tuple[Running, HttpClient]]:
+    """A server with one worker, and a client for many chats at once."""
+    settings = {"max_batch_size": SLOTS, "threads": 1, **engine}
+    config = {
+        "models": [{"id": "bench", "path": str(weights), "engine": settings}],
+        "queue": {"length": 1000, "timeout_s": 600},
+    }
+    with headrace(folder, config=config) as running:
+        http = HttpClient(running.base_url, connections_max=400, idle_timeout_s=600)
+        try:
+            yield running, http
+        finally:
+            http.close()
+
+
+async def scene_found(scene: str, seconds: float, weights: Path, folder: Path) -> dict[str, Any]:
+    if scene == "long":
+        return await long_prompts(seconds, weights, folder)
+    async with served(weights, folder, {"max_context_tokens": 1024}) as (running, http):
+        if scene == "short":
+            return await short(running, http, seconds)
+        if scene == "classes":
+            return await classes(running, http, seconds)
+        even = (1.0, 1.0) if scene == "both" else (3.0, 1.0)
+        return await shares(running, http, seconds, scene, weights=even)
 
 
 async def run(scenes: list[str], seconds: float, weights: Path, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for scene in scenes:
-        engine = {
-            "max_batch_size": SLOTS,
-            "max_context_tokens": 8192 if scene == "long" else 1024,
-            "threads": 1,
-        }
-        config = {
-            "models": [{"id": "bench", "path": str(weights), "engine": engine}],
-            "queue": {"length": 1000, "timeout_s": 600},
-        }
-        with headrace(folder / scene, config=config) as running:
-            http = HttpClient(running.base_url, connections_max=400, idle_timeout_s=600)
-            if scene == "short":
-                found[scene] = await short(running, http, seconds)
-            elif scene in ("both", "weights"):
-                even = (1.0, 1.0) if scene == "both" else (3.0, 1.0)
-                found[scene] = await shares(running, http, seconds, scene, weights=even)
-            elif scene == "classes":
-                found[scene] = await classes(running, http, seconds)
-            else:
-                found[scene] = await long(running, http, seconds)
-            http.close()
+        found[scene] = await scene_found(scene, seconds, weights, folder / scene)
         print(json.dumps({scene: found[scene]}), file=sys.stderr, flush=True)
     return found
 

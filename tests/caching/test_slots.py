@@ -1,6 +1,5 @@
 """Slots and what is kept in them: the longest prefix is found, tenants stay apart, nothing is lost or doubled."""
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -23,8 +22,8 @@ def wanted(prompt: list[int], *, tenant: str = "t", cacheable: int = 0, **order:
 
 
 class Desk:
-    def __init__(self, num_slots: int, *, grain: int = 1, tile: int = 0, is_parking: bool = False) -> None:
-        self.book = SlotBook(num_slots, grain=grain, tile=tile, can_park=lambda tokens: is_parking)
+    def __init__(self, num_slots: int, *, grain: int = 1, is_parking: bool = False) -> None:
+        self.book = SlotBook(num_slots, grain=grain, can_park=lambda tokens: is_parking)
         self.now_us = 0
 
     def start(self, one: Wanted) -> Placement:
@@ -55,20 +54,6 @@ def test_a_conversation_goes_on_where_it_ended_with_what_was_generated() -> None
     assert told(desk.run(first, generated=10)) == (0, "cold", 0)
     second = wanted(first.prompt + [7] * 10 + text(("b", 50)))
     assert told(desk.run(second)) == (0, "place", 2 * B + 10)
-
-
-@pytest.mark.parametrize(
-    ("shared", "own", "taken_over"),
-    [(32 * B, 31, 32 * B), (32 * B, 32, 32 * B - 32), (32 * B, 50, 32 * B - 14), (32 * B, 64, 32 * B), (31 * B, 50, 31 * B)],
-)  # fmt: skip
-def test_rather_less_is_taken_over_than_half_a_tile_computed_behind_a_long_context(
-    shared: int, own: int, taken_over: int
-) -> None:
-    desk = Desk(2, tile=64)
-    common = list(range(10_000, 10_000 + shared))
-    desk.run(wanted(common + text(("b", 70))))
-    placement = desk.start(wanted(common + text(("c", own))))
-    assert placement.length == taken_over
 
 
 def test_at_least_one_token_is_computed() -> None:

@@ -36,6 +36,27 @@ def test_short_calls_say_nothing_about_speed() -> None:
     assert pace.portion(num_decoding=0) == 512
 
 
+def test_what_stands_before_a_portion_is_reckoned_in() -> None:
+    limits = StepLimits(batch_tokens_max=512, target_step_ms=200.0, idle_step_ms=500.0, context_cost=1 / 2000)
+    pace = PrefillPace(limits)
+    for _ in range(20):
+        pace.observe_prefill(128, 0.128 * (1 + 64 / 2000))
+        pace.observe_prefill(64, 0.064 * (1 + 6032 / 2000), context=6000)
+    assert pace.portion(num_decoding=0) == 448, "a token a millisecond, behind nothing"
+    assert pace.portion(num_decoding=0, context=2000) == 192, "half as many"
+    assert pace.portion(num_decoding=0, context=6000) == 64
+
+
+def test_an_engine_may_work_in_smaller_portions() -> None:
+    pace = PrefillPace(StepLimits(batch_tokens_max=512, target_step_ms=100.0, idle_step_ms=100.0, grain=16))
+    pace.observe_prefill(16, 0.05)
+    assert pace.portion(num_decoding=0) == 32
+    pace.observe_decode(0.2)
+    assert pace.portion(num_decoding=1) == 16
+    assert share_out([30, 100], 32, room=512, grain=16) == [30]
+    assert share_out([10, 100], 32, room=512, grain=16) == [10, 22]
+
+
 @given(st.lists(st.integers(1, 700), max_size=20), st.integers(1, 512), st.integers(0, 100))
 def test_shares_are_first_come_first_served_without_fragments(
     remaining: list[int], portion: int, more: int

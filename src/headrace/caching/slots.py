@@ -80,26 +80,17 @@ class Freed(msgspec.Struct, frozen=True):
     reason: Literal["expired", "replaced", "pressure", "ended"]
 
 
-TILE_CONTEXT_MIN: Final = 1024
-"""Behind so many tokens a full tile is computed faster than half of one: rather less is taken over. llama.cpp's flash
-attention, behind 1 500 tokens: 32 more in 0.27 s, 64 in 0.26."""
-
-
 class SlotBook:
-    """The slots of one engine. `grain` cuts what may be taken over to multiples, 1 for any length; `tile` is how many
-    tokens the engine computes as fast as somewhat fewer behind a long context, 0 if there is no such thing.
-    """
+    """The slots of one engine. `grain` cuts what may be taken over to multiples, 1 for any length."""
 
     def __init__(
         self,
         num_slots: int,
         *,
         grain: int = 1,
-        tile: int = 0,
         can_park: Callable[[int], bool] = lambda tokens: False,
     ) -> None:
         self._grain = grain
-        self._tile = tile
         self._can_park = can_park
         self._empty = list(range(num_slots - 1, -1, -1))
         """Free slots without tokens; the lowest is taken first: engines compute neighbouring slots together."""
@@ -313,11 +304,7 @@ class SlotBook:
     def _usable(self, length: int, wanted: Wanted) -> int:
         """How much of a prompt may be taken over: an answer follows from a token that is computed."""
         most = len(wanted.prompt) - (not wanted.is_answered)
-        usable = min(length, most) // self._grain * self._grain
-        own = len(wanted.prompt) - usable
-        if usable >= TILE_CONTEXT_MIN and self._tile // 2 <= own < self._tile:
-            usable -= self._tile - own
-        return usable
+        return min(length, most) // self._grain * self._grain
 
     def _is_taken_in_place(self, holding: Holding, ready: int, *, tenant: str, is_session: bool) -> bool:
         if holding.slot < 0 or holding.is_running:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from headrace import bounds
 from headrace.request.sampling import Sampling as Sampling
 
 
@@ -34,6 +35,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How many sequences run side by side (slots 0 to sequences - 1)."""
     batch_tokens: int
     """Most tokens of one `forward` call."""
+    portion_grain: int = bounds.CHUNK_GRAIN
+    """Prompts are computed by multiples of so many tokens: fewer would take about as long."""
+    context_cost: float = 0.0
+    """What each token before a prompt token adds to the time that it takes, as a part of the time it takes behind none."""
     kv_tokens: int
     """Most tokens that all slots together may hold. Less than `sequences` times `context_tokens`: memory can run short."""
     is_kv_unified: bool

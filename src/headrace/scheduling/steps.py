@@ -14,10 +14,6 @@ import msgspec
 
 from headrace.bounds import CHUNK_GRAIN
 
-SPEED_TOKENS_MIN: Final = 64
-"""Shorter calls say more about the cost of a call than about speed. Learning from them would make the
-next portion smaller still."""
-
 PREFILL_SHARE_MIN: Final = 0.5
 """Where decoding takes most of a step's target time (many sequences, each with much to look back at), prefill still
 gets this part of it: otherwise newcomers would be read in by the smallest portions and the batch stay half empty.
@@ -36,14 +32,23 @@ class StepLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How long a step should take while streams are running."""
     idle_step_ms: float
     """How long a step may take while nothing is decoding: only aborts and newcomers wait for it."""
+    grain: int = CHUNK_GRAIN
+    """Portions are multiples of so many tokens."""
+    context_cost: float = 0.0
+    """What each token before a prompt token adds to the time that it takes, as a part of the time it takes behind none."""
 
     def __post_init__(self) -> None:
-        assert self.batch_tokens_max >= CHUNK_GRAIN
+        assert self.batch_tokens_max >= self.grain > 0
+        assert self.context_cost >= 0
         assert 0 < self.target_step_ms <= self.idle_step_ms
 
 
 class PrefillPace:
-    """How many prompt tokens fit into a step, learned from the steps so far."""
+    """How many prompt tokens fit into a step, learned from the steps so far.
+
+    Speeds are those of tokens behind nothing. What stands before them is reckoned in by `StepLimits.context_cost`:
+    otherwise short prompts would make a portion of a long one too large, and long ones those of short ones too small.
+    """
 
     def __init__(self, limits: StepLimits) -> None:
         self._limits = limits
@@ -58,11 +63,15 @@ class PrefillPace:
         """From the next step on. What was learned of the speed stays."""
         self._limits = limits
 
-    def observe_prefill(self, tokens: int, seconds: float) -> None:
-        """Take in the prefill of one prompt's portion of `tokens` tokens."""
-        if tokens < SPEED_TOKENS_MIN or seconds <= 0:
+    def observe_prefill(self, tokens: int, seconds: float, *, context: int = 0) -> None:
+        """Take in the prefill of one prompt's portion of `tokens` tokens behind `context` tokens.
+
+        Of less than the grain nothing is learned: that says more about the cost of a call than about speed, and would
+        make the next portion smaller still.
+        """
+        if tokens < self._limits.grain or seconds <= 0:
             return
-        speed = tokens / (seconds * 1000)
+        speed = tokens * self._cost_at(context + tokens / 2) / (seconds * 1000)
         known = self._tokens_per_ms
         self._tokens_per_ms = speed if known == 0 else known + _SMOOTHING * (speed - known)
 
@@ -70,16 +79,20 @@ class PrefillPace:
         """Take in the decode call of the step at hand, which the prefill call will share its time with."""
         self._decode_ms = seconds * 1000
 
-    def portion(self, *, num_decoding: int) -> int:
-        """Most prompt tokens to compute in this step."""
+    def portion(self, *, num_decoding: int, context: int = 0) -> int:
+        """Most prompt tokens to compute in this step, the first of them behind `context` tokens."""
         limits = self._limits
         room = limits.batch_tokens_max - num_decoding
         if self._tokens_per_ms > 0:
             left_ms = limits.idle_step_ms if num_decoding == 0 else self._left_ms()
-            fitting = int(left_ms * self._tokens_per_ms) // CHUNK_GRAIN * CHUNK_GRAIN
+            fitting = int(left_ms * self._tokens_per_ms / self._cost_at(context))
+            fitting = fitting // limits.grain * limits.grain
             room = min(room, fitting)
         # Even when decoding alone fills the step, prefill must go on: a waiting prompt never starves.
-        return max(CHUNK_GRAIN, room)
+        return max(limits.grain, room)
+
+    def _cost_at(self, context: float) -> float:
+        return 1.0 + self._limits.context_cost * context
 
     def _left_ms(self) -> float:
         target_ms = self._limits.target_step_ms
@@ -104,7 +117,7 @@ def share_out_chunks(remaining: Sequence[int], portion: int, *, room: int, chunk
     return shares
 
 
-def share_out(remaining: Sequence[int], portion: int, *, room: int) -> list[int]:
+def share_out(remaining: Sequence[int], portion: int, *, room: int, grain: int = CHUNK_GRAIN) -> list[int]:
     """Split a portion over prompts, first come first served: tokens for each, in the same order.
 
     `remaining` holds each prompt's tokens still to compute; the list returned is cut after the last
@@ -114,8 +127,8 @@ def share_out(remaining: Sequence[int], portion: int, *, room: int) -> list[int]
     assert portion <= room
     shares: list[int] = []
     for tokens in remaining:
-        if tokens > min(portion + CHUNK_GRAIN - 1, room):
-            if portion >= CHUNK_GRAIN or not shares:
+        if tokens > min(portion + grain - 1, room):
+            if portion >= grain or not shares:
                 shares.append(portion)
             break
         shares.append(tokens)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from headrace.bounds import CHUNK_GRAIN
 from headrace.clock import Clock
 from headrace.engine.protocol import Engine, Forward, Span
 from headrace.errors import EngineFault
@@ -212,9 +211,11 @@ class EngineLoop(Inbox):
         target_ms = controls.target_step_ms or configured.target_step_ms
         self._pace.set_limits(
             StepLimits(
-                batch_tokens_max=max(tokens, running_max + (self._chunk_tokens or CHUNK_GRAIN)),
+                batch_tokens_max=max(tokens, running_max + (self._chunk_tokens or configured.grain)),
                 target_step_ms=target_ms,
                 idle_step_ms=max(target_ms, controls.idle_step_ms or configured.idle_step_ms),
+                grain=configured.grain,
+                context_cost=configured.context_cost,
             )
         )
         self._gate.adjust(wait_ms=controls.batch_wait_ms, tokens_max=tokens, size_max=running_max)
@@ -332,7 +333,7 @@ class EngineLoop(Inbox):
         if done is None:
             return 0, _NOTHING
         if len(shares) == 1:
-            self._pace.observe_prefill(shares[0], done.compute_s)
+            self._pace.observe_prefill(shares[0], done.compute_s, context=batch[0].held)
         now_us = self._clock.monotonic_us()
         wall_us = self._clock.wall_us()
         for one, share, token in zip(batch, shares, done.tokens, strict=True):
@@ -356,10 +357,11 @@ class EngineLoop(Inbox):
         left = [len(one.start) - one.held for one in waiting]
         order = self._order.order([one.attempt_id for one in waiting], left)
         waiting, left = [waiting[place] for place in order], [left[place] for place in order]
-        room = self._pace.limits.batch_tokens_max - num_decoding
-        portion = min(self._pace.portion(num_decoding=num_decoding), room)
+        limits = self._pace.limits
+        room = limits.batch_tokens_max - num_decoding
+        portion = min(self._pace.portion(num_decoding=num_decoding, context=waiting[0].held), room)
         if self._chunk_tokens is None:
-            shares = share_out(left, portion, room=room)
+            shares = share_out(left, portion, room=room, grain=limits.grain)
         else:
             shares = share_out_chunks(left, portion, room=room, chunk=self._chunk_tokens)
         return waiting, without_long_rider(shares, left, portion=portion)

@@ -18,7 +18,7 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry, start_http_server
 
-from headrace.bounds import CHUNK_GRAIN, MIB
+from headrace.bounds import MIB
 from headrace.clock import Clock, SystemClock
 from headrace.config.settings import EngineSettings
 from headrace.engine.loading import load_engine
@@ -129,7 +129,6 @@ async def _serve(
         stats=stats,
         parking=_parking(orders, engine),
         grain=REPRODUCIBLE_CHUNK_TOKENS if reproducible else 1,
-        tile=_tile(orders.engine),
     )
     server = WorkerServer(
         worker_id=orders.worker_id,
@@ -154,6 +153,8 @@ async def _serve(
             batch_tokens_max=orders.engine.max_batch_tokens,
             target_step_ms=orders.engine.target_step_ms,
             idle_step_ms=max(orders.engine.idle_step_ms, orders.engine.target_step_ms),
+            grain=engine.info.portion_grain,
+            context_cost=engine.info.context_cost,
         ),
         clock=clock,
         progress=progress,
@@ -258,12 +259,6 @@ def _warm_up(engine: Engine) -> None:
     engine.forward([Span(slot, length if slot == 0 else 0, [token], True) for slot in range(rows)])
     for slot in range(rows):
         engine.close(slot)
-
-
-def _tile(engine: EngineSettings) -> int:
-    """What reproducible mode takes over is cut by multiples of it anyway."""
-    has_tiles = engine.flash_attention and engine.stub is None and not engine.reproducible
-    return CHUNK_GRAIN if has_tiles else 0
 
 
 def _parking(orders: WorkerOrders, engine: Engine) -> Parking | None:

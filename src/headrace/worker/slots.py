@@ -31,7 +31,6 @@ class EngineSlots:
         stats: StepStats,
         parking: Parking | None = None,
         grain: int = 1,
-        tile: int = 0,
     ) -> None:
         self._engine = engine
         self._clock = clock
@@ -46,7 +45,7 @@ class EngineSlots:
             slot_cells_max=info.context_tokens,
             pool_cells=info.kv_tokens if info.is_kv_unified else None,
         )
-        self.book = SlotBook(engine.info.sequences, grain=grain, tile=tile, can_park=self._can_park)
+        self.book = SlotBook(engine.info.sequences, grain=grain, can_park=self._can_park)
         if parking is not None:
             self._adopt(parking)
 

@@ -29,8 +29,9 @@ class Batch:
         }
         self.struct: Any = ffi.new("struct llama_batch *", arrays)
 
-    def fill(self, spans: Sequence[Span]) -> int:
-        """Take over the spans in their order; how many of them ask for logits.
+    def fill(self, spans: Sequence[Span], *, padding: int = 0) -> int:
+        """Take over the spans in their order; how many of them ask for logits. `padding`: so many more rows behind the
+        last one, of whatever token.
 
         Lists are put together in Python and copied by one slice assignment per array: setting
         elements one by one costs several times more.
@@ -53,6 +54,12 @@ class Batch:
                 outputs += [0] * (count - 1)
                 outputs.append(span.is_sampled)
             num_sampled += span.is_sampled
+        if padding:
+            end = positions[-1] + 1
+            tokens += tokens[-1:] * padding
+            positions += range(end, end + padding)
+            slots += slots[-1:] * padding
+            outputs += [0] * padding
         total = len(tokens)
         assert total <= self.capacity, f"{total} tokens in a batch of {self.capacity}"
         self._tokens[0:total] = tokens

@@ -10,6 +10,7 @@ from headrace.engine.llama.batch import Batch
 from headrace.engine.llama.context import LlamaContext
 from headrace.engine.llama.library import Library, open_library
 from headrace.engine.llama.model import LlamaModel
+from headrace.engine.llama.portions import PLAIN_ROWS, TILE_ROWS, Tiles, context_cost_of, tiles_of
 from headrace.engine.llama.sampling import GREEDY_TEMPERATURE_MAX, Logits, greedy_tokens, sample_token
 from headrace.engine.llama.settings import LlamaSettings
 from headrace.engine.llama.vocabulary import LlamaVocabulary
@@ -30,7 +31,9 @@ class LlamaEngine:
         info: EngineInfo,
         *,
         is_kv_unified: bool,
+        tiles: Tiles | None,
     ) -> None:
+        """`tiles`: how short portions are filled up; None: not at all."""
         self._library = library
         self._model = model
         self._context = context
@@ -40,6 +43,7 @@ class LlamaEngine:
         self._lengths = [0] * info.sequences
         self._single_rows_max = _single_rows_max(model.file_type, info.threads)
         self._is_kv_unified = is_kv_unified
+        self._tiles = tiles
 
     @classmethod
     def load(cls, settings: LlamaSettings) -> Self:
@@ -61,6 +65,7 @@ class LlamaEngine:
             context,
             _describe(model, context, settings),
             is_kv_unified=settings.kv_layout == "unified",
+            tiles=_tiles(model, settings),
         )
 
     @property
@@ -93,8 +98,11 @@ class LlamaEngine:
         for group in group_spans(spans, self._single_rows_max, is_kv_unified=self._is_kv_unified):
             begin = time.perf_counter()
             members = [spans[index] for index in group]
-            num_sampled = self._batch.fill(members)
+            padding = self._padding(members[0]) if len(members) == 1 else 0
+            num_sampled = self._batch.fill(members, padding=padding)
             self._context.decode(self._batch)
+            if padding:
+                self._context.cut(members[0].slot, members[0].start + len(members[0].tokens))
             computed = time.perf_counter()
             compute_s += computed - begin
             if num_sampled:
@@ -178,6 +186,18 @@ class LlamaEngine:
             end = length + len(span.tokens)
             assert end <= self._info.context_tokens, f"slot {span.slot}: {end} tokens exceed the context"
 
+    def _padding(self, span: Span) -> int:
+        """Rows to add to the only span of a call, as far as its slot and the batch have room."""
+        if self._tiles is None:
+            return 0
+        rows = len(span.tokens)
+        padding = self._tiles.padding(rows, start=span.start)
+        has_room = (
+            span.start + rows + padding <= self._info.context_tokens
+            and rows + padding <= self._info.batch_tokens
+        )
+        return padding if has_room else 0
+
     def _draw(self, spans: Sequence[Span], rows: Logits) -> list[int]:
         """The token that follows each span, `NOT_SAMPLED` where none was asked for."""
         tokens = [NOT_SAMPLED] * len(spans)
@@ -247,6 +267,13 @@ def _single_rows_max(file_type: int, threads: int) -> int:
     return 4 if is_q8_0 and threads == 1 else 1
 
 
+def _tiles(model: LlamaModel, settings: LlamaSettings) -> Tiles | None:
+    """Without flash attention there are no tiles; and of a pool no cell is taken that nobody has counted."""
+    if not settings.flash_attention or settings.kv_layout == "unified":
+        return None
+    return tiles_of(model.shape, parameters=model.parameters)
+
+
 def _describe(model: LlamaModel, context: LlamaContext, settings: LlamaSettings) -> EngineInfo:
     return EngineInfo(
         backend=definitions.BACKEND_NAME,
@@ -257,6 +284,8 @@ def _describe(model: LlamaModel, context: LlamaContext, settings: LlamaSettings)
         context_tokens=settings.context_tokens,
         sequences=settings.sequences,
         batch_tokens=settings.batch_capacity,
+        portion_grain=TILE_ROWS if settings.flash_attention else PLAIN_ROWS,
+        context_cost=context_cost_of(model.shape, parameters=model.parameters),
         # The library rounds a pool up: what is there may be used.
         kv_tokens=settings.kv_tokens_max if settings.pool_tokens is None else context.kv_tokens,
         is_kv_unified=settings.pool_tokens is not None,

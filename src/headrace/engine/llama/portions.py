@@ -1,0 +1,62 @@
+"""What a portion of a prompt costs by its rows and what stands before it, and when it is filled up to a whole tile.
+
+With flash attention the library computes 64 or more rows of a sequence in tiles, and fewer row by row, which behind a
+long context is much slower: on a Zen 5 core, behind 1 500 tokens of the built-in model, 63 rows take 556 ms and 64 take
+281 (`benchmarks/kv/rows.py`). So rows that nobody needs are computed with the others and forgotten at once. No row looks
+at a later one, so they change nothing.
+"""
+
+from typing import Final
+
+import msgspec
+
+from headrace.engine.llama.memory import Shape
+
+TILE_ROWS: Final = 64
+
+PLAIN_ROWS: Final = 16
+"""Without flash attention: 16 rows behind 6 000 tokens take 217 ms, 64 take 824."""
+
+_TILE_COST_ROWS: Final = 17.3
+"""The attention of a whole tile takes as long as that of so many rows one by one."""
+_ROW_SPEED: Final = 0.18
+"""Multiplications per second of that attention, row by row, against those of the weights (Q8_0, AVX2)."""
+_PORTION_SPEED: Final = 0.65
+"""The same of attention in whole tiles, or without flash attention: both are about as fast."""
+
+
+class Tiles(msgspec.Struct, frozen=True):
+    """The rule for one model."""
+
+    balance_tokens: float
+    """Behind so many tokens a row's attention takes as long as all the rest of it."""
+
+    def padding(self, rows: int, *, start: int) -> int:
+        """How many rows to add to a portion of `rows` that begins at position `start`, so that it takes less time; 0
+        where it would take more. It depends on nothing else: a prompt is computed in the same way each time.
+        """
+        if not 1 < rows < TILE_ROWS:
+            return 0
+        row_by_row = rows * (self.balance_tokens + start)
+        as_tile = TILE_ROWS * self.balance_tokens + _TILE_COST_ROWS * start
+        return TILE_ROWS - rows if as_tile < row_by_row else 0
+
+
+def tiles_of(shape: Shape, *, parameters: int) -> Tiles:
+    """The rule for a model."""
+    return Tiles(_ROW_SPEED * _balance(shape, parameters))
+
+
+def context_cost_of(shape: Shape, *, parameters: int) -> float:
+    """`EngineInfo.context_cost` of a model."""
+    return 1 / (_PORTION_SPEED * _balance(shape, parameters))
+
+
+def _balance(shape: Shape, parameters: int) -> float:
+    """Behind so many tokens a row's attention takes as many multiplications as all the rest of it.
+
+    The weights of the embedding are not multiplied with for rows that are not sampled; attention multiplies each row's
+    queries with the keys, and the scores with the values, of every token before it.
+    """
+    weights = parameters - shape.vocabulary * shape.embedding
+    return weights / (2 * shape.layers * shape.embedding)
