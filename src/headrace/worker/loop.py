@@ -20,6 +20,7 @@ from headrace.errors import EngineFault
 from headrace.request.controls import Controls
 from headrace.scheduling.prefill_order import PrefillOrder, without_long_rider
 from headrace.scheduling.steps import PrefillPace, StepLimits, share_out, share_out_chunks
+from headrace.worker.attempt_stats import PreemptionReason
 from headrace.worker.gate import ContinuousGate, Gate
 from headrace.worker.inbox import Command, Inbox
 from headrace.worker.memory import KvMemory
@@ -37,7 +38,7 @@ from headrace.worker.messages import (
 from headrace.worker.progress import ProgressFile
 from headrace.worker.sequence import Sequence
 from headrace.worker.slots import EngineSlots
-from headrace.worker.stats import PreemptionReason, StepStats
+from headrace.worker.stats import StepStats
 
 FAULTS_MAX = 3
 """After so many faults in a row the engine is given up and the process ends."""
@@ -254,7 +255,7 @@ class EngineLoop(Inbox):
         # Token by token where answers are to be reproducible: read in as a prompt, the tokens' KV memory would
         # differ in the last bits.
         one.preempted(now_us=self._clock.monotonic_us(), is_replayed=self._chunk_tokens is not None)
-        self._stats.preempted(reason)
+        self._stats.attempts.preempted(reason)
 
     def _admit(self) -> None:
         """Slots for newcomers whom the gate lets in, first come first served; one that waits for a prefix that another
@@ -344,7 +345,7 @@ class EngineLoop(Inbox):
                 continue
             self._prefilling.remove(one)
             if not one.generated:
-                self._stats.prefilled(now_us - one.opened_us)
+                self._stats.attempts.prefilled(now_us - one.opened_us)
                 if self._take_token(one, token, now_us=now_us, wall_us=wall_us):
                     continue
             self._decoding.append(one)
@@ -421,7 +422,7 @@ class EngineLoop(Inbox):
             self._slots.close(one, is_sound=reason != "error")
         self._gate.left(one)
         self._progress.finished(record)
-        self._stats.finished(record)
+        self._stats.attempts.finished(record)
         self._news.records.append((one.connection_id, record))
 
     def _tell(self) -> None:

@@ -114,86 +114,95 @@ def run_worker(orders: WorkerOrders) -> int:
     return asyncio.run(_serve(orders, engine, prompts, clock, times))
 
 
+class _Parts:
+    """What a worker is put together from. Belongs to the network thread's loop."""
+
+    def __init__(
+        self,
+        orders: WorkerOrders,
+        engine: Engine,
+        prompts: PromptBuilder,
+        clock: Clock,
+        times: tuple[int, int],
+    ) -> None:
+        registry = CollectorRegistry()
+        add_process_metrics(registry)
+        stats = StepStats(registry, kv_bytes_per_token=engine.info.kv_bytes_per_token)
+        self._engine = engine
+        self._metrics, _ = start_http_server(orders.metrics_port, addr=orders.metrics_host, registry=registry)
+        self._progress = ProgressFile(Path(orders.progress))
+        chunk_tokens = REPRODUCIBLE_CHUNK_TOKENS if orders.engine.reproducible else None
+        slots = EngineSlots(
+            engine, clock=clock, stats=stats, parking=_parking(orders, engine), grain=chunk_tokens or 1
+        )
+        self.server = WorkerServer(
+            worker_id=orders.worker_id,
+            info=engine.info,
+            prompts=prompts,
+            progress=self._progress,
+            stats=stats,
+            clock=clock,
+            load_us=times[0],
+            warm_up_us=times[1],
+            is_caching=orders.engine.prefix_cache,
+            sessions=slots.adopted_sessions,
+        )
+        network = asyncio.get_running_loop()
+
+        def on_news(news: LoopNews) -> None:
+            network.call_soon_threadsafe(self.server.publish, news)
+
+        self.loop = EngineLoop(
+            engine,
+            limits=_step_limits(orders.engine, engine),
+            clock=clock,
+            progress=self._progress,
+            on_news=on_news,
+            stats=stats,
+            slots=slots,
+            chunk_tokens=chunk_tokens,
+            gate=gate_for(orders.engine, stats),
+        )
+        self.engine_thread = _EngineThread(self.loop, network)
+
+    @property
+    def metrics_port(self) -> int:
+        return self._metrics.server_port
+
+    async def stop(self) -> None:
+        """After the engine thread has ended."""
+        await self.server.stop()
+        self._progress.close()
+        self._metrics.shutdown()
+        self._engine.shutdown()
+
+
 async def _serve(
     orders: WorkerOrders, engine: Engine, prompts: PromptBuilder, clock: Clock, times: tuple[int, int]
 ) -> int:
-    registry = CollectorRegistry()
-    add_process_metrics(registry)
-    stats = StepStats(registry, kv_bytes_per_token=engine.info.kv_bytes_per_token)
-    metrics, _ = start_http_server(orders.metrics_port, addr=orders.metrics_host, registry=registry)
-    progress = ProgressFile(Path(orders.progress))
-    reproducible = orders.engine.reproducible
-    slots = EngineSlots(
-        engine,
-        clock=clock,
-        stats=stats,
-        parking=_parking(orders, engine),
-        grain=REPRODUCIBLE_CHUNK_TOKENS if reproducible else 1,
-    )
-    server = WorkerServer(
-        worker_id=orders.worker_id,
-        info=engine.info,
-        prompts=prompts,
-        progress=progress,
-        stats=stats,
-        clock=clock,
-        load_us=times[0],
-        warm_up_us=times[1],
-        is_caching=orders.engine.prefix_cache,
-        sessions=slots.adopted_sessions,
-    )
+    parts = _Parts(orders, engine, prompts, clock, times)
     network = asyncio.get_running_loop()
-
-    def on_news(news: LoopNews) -> None:
-        network.call_soon_threadsafe(server.publish, news)
-
-    loop = EngineLoop(
-        engine,
-        limits=StepLimits(
-            batch_tokens_max=orders.engine.max_batch_tokens,
-            target_step_ms=orders.engine.target_step_ms,
-            idle_step_ms=max(orders.engine.idle_step_ms, orders.engine.target_step_ms),
-            grain=engine.info.portion_grain,
-            context_cost=engine.info.context_cost,
-        ),
-        clock=clock,
-        progress=progress,
-        on_news=on_news,
-        stats=stats,
-        slots=slots,
-        chunk_tokens=REPRODUCIBLE_CHUNK_TOKENS if reproducible else None,
-        gate=gate_for(orders.engine, stats),
-    )
-    engine_thread = _EngineThread(loop, network)
+    server, engine_thread = parts.server, parts.engine_thread
     engine_thread.start()
     try:
-        await server.start(Path(orders.socket), loop)
+        await server.start(Path(orders.socket), parts.loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             network.add_signal_handler(number, server.drain)
         parent = network.create_task(_parent_gone() if orders.is_child else _for_ever())
-        _say(
-            Ready(
-                pid=os.getpid(),
-                metrics_port=metrics.server_port,
-                resident_bytes=_resident_bytes(),
-            )
-        )
+        _say(Ready(pid=os.getpid(), metrics_port=parts.metrics_port, resident_bytes=_resident_bytes()))
         await _first_of(engine_thread.ended, server.drained, parent)
         parent.cancel()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             network.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)  # it is ending; a second request to do so says nothing new
-        loop.stop()
+        parts.loop.stop()
         await asyncio.to_thread(engine_thread.join, ENGINE_STOP_SECONDS_MAX)
         if engine_thread.is_alive():
             # Nothing can interrupt it. What it has computed is in the progress file, for whoever comes next.
             _log.error("engine_hangs", waited_s=ENGINE_STOP_SECONDS_MAX)
             os._exit(1)
-        await server.stop()
-        progress.close()
-        metrics.shutdown()
-        engine.shutdown()
+        await parts.stop()
     _log.info("worker_stopped", status=engine_thread.status)
     return engine_thread.status
 
@@ -259,6 +268,16 @@ def _warm_up(engine: Engine) -> None:
     engine.forward([Span(slot, length if slot == 0 else 0, [token], True) for slot in range(rows)])
     for slot in range(rows):
         engine.close(slot)
+
+
+def _step_limits(settings: EngineSettings, engine: Engine) -> StepLimits:
+    return StepLimits(
+        batch_tokens_max=settings.max_batch_tokens,
+        target_step_ms=settings.target_step_ms,
+        idle_step_ms=max(settings.idle_step_ms, settings.target_step_ms),
+        grain=engine.info.portion_grain,
+        context_cost=engine.info.context_cost,
+    )
 
 
 def _parking(orders: WorkerOrders, engine: Engine) -> Parking | None:

@@ -34,7 +34,7 @@ class EngineSlots:
     ) -> None:
         self._engine = engine
         self._clock = clock
-        self._stats = stats
+        self._stats = stats.cache
         self._parking = parking
         self.adopted_sessions: list[KeptSession] = []
         """Conversations of which an earlier life has put something aside, the one used last in front."""

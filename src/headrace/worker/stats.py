@@ -3,19 +3,14 @@
 Written by the engine thread; the age is read by the network thread for the heartbeat.
 """
 
-from typing import Literal, get_args
+from typing import get_args
 
-import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from headrace.scheduling.static_batch import FlushReason
+from headrace.worker.attempt_stats import AttemptStats
+from headrace.worker.cache_stats import CacheStats
 from headrace.worker.memory_stats import MemoryStats
-from headrace.worker.messages import AttemptRecord
-
-PreemptionReason = Literal["queue", "memory"]
-"""`queue`: the owner wanted its place for another; `memory`: there were too few KV cells."""
-
-_log = structlog.get_logger()
 
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128)
 _STEP_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5)
@@ -23,7 +18,7 @@ _OVERHEAD_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01,
 
 
 class StepStats:
-    """Counters of the engine loop."""
+    """Counters of the engine loop, and those of what it computes for: attempts, what is kept, memory."""
 
     def __init__(self, registry: CollectorRegistry, *, kv_bytes_per_token: int) -> None:
         self._kv_bytes_per_token = kv_bytes_per_token
@@ -70,23 +65,12 @@ class StepStats:
             "headrace_worker_prefill_tokens", "Prompt tokens computed.", registry=registry
         )
         self._generated = Counter("headrace_worker_generated_tokens", "Tokens generated.", registry=registry)
-        self._prefill_ms = Histogram(
-            "prefill_latency_ms",
-            "From a slot to the first token, milliseconds.",
-            buckets=(10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000),
-            registry=registry,
+        self._suspended = Gauge(
+            "headrace_worker_suspended", "Attempts preempted and not resumed yet.", registry=registry
         )
-        self._decode_ms = Histogram(
-            "decode_latency_per_token_ms",
-            "Mean time per generated token of an attempt after its first, milliseconds.",
-            buckets=(2, 5, 10, 20, 50, 100, 200, 300, 500, 1000, 2000),
-            registry=registry,
-        )
-        self._attempts = Counter(
-            "headrace_worker_attempts", "Attempts ended.", ["finish_reason"], registry=registry
-        )
-        for reason in ("stop", "length", "aborted", "error"):
-            self._attempts.labels(reason)
+        self.attempts = AttemptStats(registry)
+        self.cache = CacheStats(registry, kv_bytes_per_token=kv_bytes_per_token)
+        self.memory = MemoryStats(registry)
         self._batches_flushed = Counter(
             "headrace_worker_batches_flushed",
             "Static batches that began to run, by what closed them: nobody more could join, the next request did not fit, "
@@ -96,63 +80,6 @@ class StepStats:
         )
         for flush_reason in get_args(FlushReason):
             self._batches_flushed.labels(flush_reason)
-        self._placements = Counter(
-            "headrace_worker_placements",
-            "Sequences given a slot, by what they took over: nothing, a slot's tokens in place, a copy, a parked state.",
-            ["source"],
-            registry=registry,
-        )
-        for source in ("cold", "place", "copy", "restore"):
-            self._placements.labels(source)
-        self._looked_up = Counter(
-            "kv_cache_prompt_tokens", "Prompt tokens of sequences given a slot.", registry=registry
-        )
-        self._hit_tokens = Counter(
-            "kv_cache_hit_tokens", "Prompt tokens that did not have to be computed.", registry=registry
-        )
-        self._prefix_rate = Gauge(
-            "kv_cache_hit_rate_prefix",
-            "Share of all prompt tokens since the start that did not have to be computed.",
-            registry=registry,
-        )
-        self._session_rate = Gauge(
-            "kv_cache_hit_rate_session",
-            "Share of the requests of conversations since the start that found their conversation's tokens.",
-            registry=registry,
-        )
-        self._prompt_seen = self._prompt_hit = self._sessions_seen = self._sessions_hit = 0
-        self._evictions = Counter(
-            "kv_cache_evictions",
-            "Kept prefixes that left KV memory: out of time, for want of room, put aside in a file, ended.",
-            ["reason"],
-            registry=registry,
-        )
-        for reason in ("expired", "pressure", "ended", "parked"):
-            self._evictions.labels(reason)
-        self._kept = Gauge(
-            "kv_cache_bytes_kept", "KV memory holding tokens of sequences that have ended.", registry=registry
-        )
-        self._parked = Gauge("kv_cache_bytes_parked", "States put aside in files.", registry=registry)
-        self._restore_failures = Counter(
-            "kv_cache_restore_failures", "Parked states that could not be used.", registry=registry
-        )
-        self._preemptions = Counter(
-            "headrace_worker_preemptions",
-            "Sequences taken out of their slots before their end: for another request, for want of KV cells.",
-            ["reason"],
-            registry=registry,
-        )
-        for reason in get_args(PreemptionReason):
-            self._preemptions.labels(reason)
-        self._recomputed = Counter(
-            "headrace_worker_recomputed_tokens",
-            "Tokens computed again after preemptions, of sequences that have ended. Nobody is charged for them.",
-            registry=registry,
-        )
-        self._suspended = Gauge(
-            "headrace_worker_suspended", "Attempts preempted and not resumed yet.", registry=registry
-        )
-        self.memory = MemoryStats(registry)
         self._faults = Counter("headrace_worker_faults", "Forward calls that failed.", registry=registry)
 
     def step_began(self, now_us: int) -> None:
@@ -196,57 +123,14 @@ class StepStats:
         if prefill_tokens:
             self._prefill.inc(prefill_tokens)
 
-    def placed(
-        self, *, prompt_tokens: int, cached_tokens: int, has_session: bool, is_session: bool, source: str
-    ) -> None:
-        """A sequence has its slot, and so many tokens of its prompt need not be computed."""
-        self._placements.labels(source).inc()
-        self._looked_up.inc(prompt_tokens)
-        self._hit_tokens.inc(cached_tokens)
-        self._prompt_seen += prompt_tokens
-        self._prompt_hit += cached_tokens
-        self._prefix_rate.set(self._prompt_hit / self._prompt_seen)
-        if has_session:
-            self._sessions_seen += 1
-            self._sessions_hit += is_session
-            self._session_rate.set(self._sessions_hit / self._sessions_seen)
-
     def flushed(self, reason: FlushReason) -> None:
         """A static batch begins to run."""
         self._batches_flushed.labels(reason).inc()
-
-    def evicted(self, reason: str) -> None:
-        """Kept tokens were let go. Those that a sequence took over in place are not lost, so not counted."""
-        if reason != "replaced":
-            self._evictions.labels(reason).inc()
-
-    def kept(self, tokens: int) -> None:
-        """So many tokens stay in slots where nothing runs."""
-        self._kept.set(tokens * self._kv_bytes_per_token)
-
-    def parked(self, bytes_used: int) -> None:
-        self._parked.set(bytes_used)
-
-    def restore_failed(self, reason: str) -> None:
-        self._restore_failures.inc()
-        _log.warning("kv_not_restored", error=reason)
 
     def step_age_s(self, now_us: int) -> float:
         """For how long the step at hand has been running; 0 between steps."""
         began_us = self._began_us
         return (now_us - began_us) / 1e6 if began_us else 0.0
-
-    def prefilled(self, microseconds: int) -> None:
-        self._prefill_ms.observe(microseconds / 1000)
-
-    def preempted(self, reason: PreemptionReason) -> None:
-        self._preemptions.labels(reason).inc()
-
-    def finished(self, record: AttemptRecord) -> None:
-        self._recomputed.inc(record.recomputed_tokens)
-        self._attempts.labels(record.finish_reason).inc()
-        if record.completion_tokens > 1:
-            self._decode_ms.observe(record.decode_us / 1000 / (record.completion_tokens - 1))
 
     def faulted(self) -> None:
         self._faults.inc()
