@@ -21,7 +21,6 @@ import json
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.load import prompt, quantile
-from benchmarks.servers import Running, headrace
+from benchmarks.servers import Running, admin, headrace
 from benchmarks.weights import converted_builtin
 from headrace.http import HttpClient, SseSplitter, data_of
 
@@ -124,20 +123,6 @@ async def _chunks(http: HttpClient, headers: bytes, body: bytes) -> AsyncIterato
                 content = data_of(event)
                 if content is not None and content != b"[DONE]":
                     yield json.loads(content)
-
-
-def admin(running: Running, method: str, path: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(
-        f"{running.details['admin_url']}/admin/v1/{path}",
-        data=json.dumps(body).encode(),
-        method=method,
-        headers={
-            "authorization": f"Bearer {running.details['admin_key']}",
-            "content-type": "application/json",
-        },
-    )
-    with urllib.request.urlopen(request) as reply:
-        return json.loads(reply.read())
 
 
 def tenant(running: Running, name: str, **sharing: Any) -> Client:

@@ -51,6 +51,19 @@ def prompt(number: int, *, words: int) -> str:
     return f"{number}: " + " ".join(chosen) + ". Write a long story about these words."
 
 
+def body_of(model: str, number: int, *, words: int, max_tokens: int, temperature: float = 0.0) -> bytes:
+    """A streamed chat with a prompt of its own that asks for its usage."""
+    fields = {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt(number, words=words)}],
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return json.dumps(fields).encode()
+
+
 @dataclass
 class Outcome:
     """What a load of chats gave. Times in seconds."""
@@ -106,17 +119,8 @@ async def run(
 
     async def one_after_another() -> None:
         for number in numbers:
-            body = json.dumps(
-                {
-                    "model": model,
-                    "messages": [{"role": "user", "content": prompt(number, words=words)}],
-                    "max_tokens": max_tokens,
-                    "temperature": temperature,
-                    "stream": True,
-                    "stream_options": {"include_usage": True},
-                }
-            ).encode()
-            await _chat(client, key, body, outcome)
+            body = body_of(model, number, words=words, max_tokens=max_tokens, temperature=temperature)
+            await chat(client, key, body, outcome)
 
     await asyncio.gather(*(one_after_another() for _ in range(concurrency)))
     outcome.seconds = time.perf_counter() - began
@@ -137,7 +141,7 @@ async def send(
         await asyncio.sleep(over_s * number / len(bodies))
         body = json.dumps({**fields, "stream": True, "stream_options": {"include_usage": True}}).encode()
         async with gate:
-            await _chat(client, key, body, outcome)
+            await chat(client, key, body, outcome)
 
     await asyncio.gather(*(one(number, fields) for number, fields in enumerate(bodies)))
     outcome.seconds = time.perf_counter() - began
@@ -145,7 +149,8 @@ async def send(
     return outcome
 
 
-async def _chat(client: HttpClient, key: str, body: bytes, outcome: Outcome) -> None:
+async def chat(client: HttpClient, key: str, body: bytes, outcome: Outcome) -> None:
+    """One streamed chat, added to an outcome."""
     began = time.perf_counter()
     headers = b"content-type: application/json\r\nauthorization: Bearer " + key.encode() + b"\r\n"
     response = await client.request("POST", "/chat/completions", headers, body)

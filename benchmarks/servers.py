@@ -111,6 +111,21 @@ def _wait_until_healthy(url: str) -> None:
     raise RuntimeError(f"{url} does not become healthy")
 
 
+def admin(running: Running, method: str, path: str, body: dict[str, Any]) -> Any:
+    """A call of the admin API of a running headrace."""
+    request = urllib.request.Request(
+        f"{running.details['admin_url']}/admin/v1/{path}",
+        data=json.dumps(body).encode(),
+        method=method,
+        headers={
+            "authorization": f"Bearer {running.details['admin_key']}",
+            "content-type": "application/json",
+        },
+    )
+    with urllib.request.urlopen(request) as reply:
+        return json.loads(reply.read())
+
+
 def resident_mb(pid: int) -> float:
     """Resident memory of one process, MB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
