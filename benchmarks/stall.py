@@ -19,7 +19,7 @@ from benchmarks.servers import Running, headrace, llama_server
 from benchmarks.weights import converted_builtin
 
 STREAMS, CONTEXT, BATCH = 8, 5120, 512
-SHORT_WORDS, LONG_WORDS = 30, 2860
+SHORT_WORDS, LONG_WORDS = 30, 3950
 """About 60 and 4 000 tokens."""
 CALM_S = 6.0
 

@@ -100,6 +100,10 @@ class EngineLoop(Inbox):
         self._drawn = 0
         self._order = PrefillOrder()
 
+    def warmed_up(self, prefill: tuple[int, float]) -> None:
+        """Before it runs: so many prompt tokens took so many seconds. The first portions keep to their time, too."""
+        self._pace.observe_prefill(*prefill)
+
     # --- any thread -----------------------------------------------------------------------------
 
     @property

@@ -99,7 +99,7 @@ def run_worker(orders: WorkerOrders) -> int:
             is_whitespace_normalized=orders.engine.normalize_whitespace,
         )
         loaded_us = clock.monotonic_us()
-        _warm_up(engine)
+        warmed = _warm_up(engine)
         warm_us = clock.monotonic_us()
     except (SetupError, EngineFault) as error:
         _say(Failed(kind=type(error).__name__, message=str(error), is_final=isinstance(error, SetupError)))
@@ -110,8 +110,17 @@ def run_worker(orders: WorkerOrders) -> int:
         warm_up_ms=(warm_us - loaded_us) // 1000,
         **msgspec.to_builtins(engine.info),
     )
-    times = (loaded_us - began_us, warm_us - loaded_us)
-    return asyncio.run(_serve(orders, engine, prompts, clock, times))
+    start = _Start(load_us=loaded_us - began_us, warm_up_us=warm_us - loaded_us, warmed=warmed)
+    return asyncio.run(_serve(orders, engine, prompts, clock, start))
+
+
+class _Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine's start took."""
+
+    load_us: int
+    warm_up_us: int
+    warmed: tuple[int, float]
+    """What `_warm_up` said."""
 
 
 class _Parts:
@@ -123,7 +132,7 @@ class _Parts:
         engine: Engine,
         prompts: PromptBuilder,
         clock: Clock,
-        times: tuple[int, int],
+        start: "_Start",
     ) -> None:
         registry = CollectorRegistry()
         add_process_metrics(registry)
@@ -142,8 +151,8 @@ class _Parts:
             progress=self._progress,
             stats=stats,
             clock=clock,
-            load_us=times[0],
-            warm_up_us=times[1],
+            load_us=start.load_us,
+            warm_up_us=start.warm_up_us,
             is_caching=orders.engine.prefix_cache,
             sessions=slots.adopted_sessions,
         )
@@ -163,6 +172,7 @@ class _Parts:
             chunk_tokens=chunk_tokens,
             gate=gate_for(orders.engine, stats),
         )
+        self.loop.warmed_up(start.warmed)
         self.engine_thread = _EngineThread(self.loop, network)
 
     @property
@@ -178,9 +188,9 @@ class _Parts:
 
 
 async def _serve(
-    orders: WorkerOrders, engine: Engine, prompts: PromptBuilder, clock: Clock, times: tuple[int, int]
+    orders: WorkerOrders, engine: Engine, prompts: PromptBuilder, clock: Clock, start: "_Start"
 ) -> int:
-    parts = _Parts(orders, engine, prompts, clock, times)
+    parts = _Parts(orders, engine, prompts, clock, start)
     network = asyncio.get_running_loop()
     server, engine_thread = parts.server, parts.engine_thread
     engine_thread.start()
@@ -256,8 +266,11 @@ async def _for_ever() -> None:
     await asyncio.Event().wait()
 
 
-def _warm_up(engine: Engine) -> None:
-    """Run every shape once, so that no client pays for first-time allocations and page faults."""
+def _warm_up(engine: Engine) -> tuple[int, float]:
+    """Run every shape once, so that no client pays for first-time allocations and page faults.
+
+    Returns how many tokens of a prompt were computed, and in how many seconds once everything was warm.
+    """
     info = engine.info
     token = next(one for one in range(info.vocabulary) if not engine.vocabulary.is_end(one))
     length = min(64, info.request_tokens_max // 2, info.batch_tokens)
@@ -268,6 +281,10 @@ def _warm_up(engine: Engine) -> None:
     engine.forward([Span(slot, length if slot == 0 else 0, [token], True) for slot in range(rows)])
     for slot in range(rows):
         engine.close(slot)
+    engine.open(0, Sampling(temperature=0.0))
+    done = engine.forward([Span(0, 0, [token] * length, True)])
+    engine.close(0)
+    return length, done.compute_s
 
 
 def _step_limits(settings: EngineSettings, engine: Engine) -> StepLimits:
