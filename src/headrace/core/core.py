@@ -19,8 +19,9 @@ from headrace.clock import Clock
 from headrace.config.scheduling import SchedulingSettings, ServiceClass
 from headrace.config.settings import ModelSettings, Settings
 from headrace.core.accounts import CallerAccounts
+from headrace.core.applicants import Applicants
 from headrace.core.cache_orders import CacheOrders, session_key
-from headrace.core.demands import count_service, demand_of, learn, took
+from headrace.core.demands import count_service, learn, took
 from headrace.core.directory import Directory
 from headrace.core.dispatcher import Dispatcher
 from headrace.core.metrics import CoreMetrics
@@ -79,6 +80,9 @@ class Core:
         self.metrics = metrics
         self.controller = AdmissionController(lease_us=int(settings.lease_s * 1e6))
         self.accounts = CallerAccounts(self.controller.accounts, directory, clock, cluster=settings.limits)
+        self._applicants = Applicants(
+            self.accounts, directory, default_max_tokens=settings.default_max_tokens
+        )
         self.sessions = Sessions(clock, ttl_s=settings.session_ttl_s)
         self.cache_orders = CacheOrders(directory, self.sessions, session_ttl_s=settings.session_ttl_s)
         self.is_stopping = False
@@ -187,7 +191,15 @@ class Core:
         if not self.journal.is_healthy:
             raise refusals.store_unavailable()
         now_us = self.clock.monotonic_us()
-        applicant = self._applicant(model, reservation, max_tokens, priority, is_exact, is_final, may_degrade)
+        applicant = self._applicants.of(
+            model,
+            reservation,
+            max_tokens=max_tokens,
+            priority=priority,
+            is_exact=is_exact,
+            is_final=is_final,
+            may_be_shortened=may_degrade,
+        )
         try:
             admitted = self._admit(model, applicant, now_us)
         except Refusal as refusal:
@@ -381,50 +393,6 @@ class Core:
         self._refusals.stop()
 
     # --- inside -----------------------------------------------------------------------------------------
-
-    def _applicant(
-        self,
-        model: ServedModel,
-        reservation: Reservation,
-        max_tokens: int | None,
-        priority: int,
-        is_exact: bool,
-        is_final: bool,
-        may_be_shortened: bool,
-    ) -> Applicant:
-        accounts = self.accounts.of(
-            tenant_id=reservation.tenant_id,
-            api_key_id=reservation.api_key_id,
-            user_id=reservation.user_id,
-            model_id=model.model_id,
-        )
-        sharing = self.directory.sharing_of(reservation.tenant_id)
-        demand = demand_of(
-            model,
-            reservation,
-            sharing,
-            accounts,
-            maximum=self.settings.default_max_tokens if max_tokens is None else max_tokens,
-            priority=priority,
-            is_exact=is_exact,
-        )
-        return Applicant(
-            request_id=reservation.request_id,
-            tenant_id=reservation.tenant_id,
-            model_id=model.model_id,
-            accounts=accounts,
-            prompt_tokens=reservation.prompt_tokens_estimated,
-            max_tokens=max_tokens,
-            default_max_tokens=self.settings.default_max_tokens,
-            context_tokens=model.context_tokens,
-            is_stream=reservation.mode == "stream",
-            is_exact=is_exact,
-            can_be_counted=model.can_count,
-            is_final=is_final,
-            may_be_shortened=may_be_shortened,
-            demand=demand,
-            is_dedicated=sharing.isolation == "dedicated",
-        )
 
     def _admit(self, model: ServedModel, applicant: Applicant, now_us: int) -> Admitted:
         try:
