@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from headrace.admission.controller import AdmissionController, Admitted, Applicant, LimitReached
+from headrace.admission.applicant import Applicant
+from headrace.admission.controller import AdmissionController, Admitted, LimitReached
 from headrace.core.core import Core
 from headrace.core.embedded import EmbeddedAnswer
 from headrace.core.watch import Watch

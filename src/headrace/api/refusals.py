@@ -189,7 +189,7 @@ def _rate_limited(
         headers=(
             ("Retry-After", str(retry_after_s)),
             ("X-Governance-Action", "THROTTLED"),
-            ("X-RateLimit-Reason", limit_type.upper()),
+            ("X-RateLimit-Reason", _REASONS.get(limit_type) or limit_type.upper()),
         ),
         details={"limit_type": limit_type, **figures},
     )
@@ -200,13 +200,13 @@ def limit_exceeded(
     limit_type: str,
     level: str,
     limit: float,
-    used: int | None,
-    held: int | None,
-    requested: int,
+    used: float | None,
+    held: float | None,
+    requested: float,
     retry_after_s: int | None,
     reset_ts: int | None,
 ) -> Refusal:
-    """A limit stands against the request. Without `retry_after_s` it can never pass as it is."""
+    """A limit stands against the request. Without `retry_after_s` it can never pass as it is. Memory is in GB."""
     unit = _UNITS.get(limit_type, limit_type.replace("_", " "))
     whose = _WHOSE.get(level, f"{level}'s limit")
     if retry_after_s is None:
@@ -234,6 +234,7 @@ def limit_exceeded(
 
 
 _WHOSE: Final = {"tenant_model": "tenant's limit for this model"}
+_REASONS: Final = {"memory": "GPU_MEMORY_EXCEEDED"}
 _UNITS: Final = {
     "rps": "requests per second",
     "tpm": "tokens per minute",
@@ -241,6 +242,7 @@ _UNITS: Final = {
     "streams": "streams at once",
     "prompt_tokens": "tokens in a prompt",
     "total_tokens": "tokens in a request",
+    "memory": "GB of GPU memory",
 }
 
 

@@ -2,12 +2,13 @@
 queue. Put together from the directory, the settings and what is known of the model.
 """
 
-from headrace.admission.controller import Applicant
+from headrace.admission.applicant import Applicant
 from headrace.core.accounts import CallerAccounts
 from headrace.core.demands import demand_of
 from headrace.core.directory import Directory
 from headrace.core.served_model import ServedModel
 from headrace.ledger.records import Reservation
+from headrace.limits.memory_book import is_throttled as is_any_throttled
 
 
 class Applicants:
@@ -28,6 +29,7 @@ class Applicants:
         is_exact: bool,
         is_final: bool,
         may_be_shortened: bool,
+        now_us: int,
     ) -> Applicant:
         """`max_tokens` and `priority` are what the client asked for; for the rest see `Applicant`."""
         accounts = self._accounts.of(
@@ -36,6 +38,7 @@ class Applicants:
             user_id=reservation.user_id,
             model_id=model.model_id,
         )
+        is_throttled = is_any_throttled(accounts, now_us)
         sharing = self._directory.sharing_of(reservation.tenant_id)
         demand = demand_of(
             model,
@@ -45,6 +48,7 @@ class Applicants:
             maximum=self._default_max_tokens if max_tokens is None else max_tokens,
             priority=priority,
             is_exact=is_exact,
+            is_throttled=is_throttled,
         )
         return Applicant(
             request_id=reservation.request_id,
@@ -62,4 +66,7 @@ class Applicants:
             may_be_shortened=may_be_shortened,
             demand=demand,
             is_dedicated=sharing.isolation == "dedicated",
+            memory_rate=model.memory_rate,
+            output_tokens=model.recent_outputs.longest(reservation.tenant_id),
+            is_throttled=is_throttled,
         )
