@@ -257,3 +257,15 @@ def test_throttled_accounts_are_not_dropped() -> None:
     assert accounts.find("tenant", "b") is None
     assert accounts.num_throttled(99) == 1
     assert accounts.num_throttled(100) == 0
+
+
+def test_the_invariants_see_memory_that_is_not_given_back_at_a_put_back() -> None:
+    desk = desk_of(100)
+    entry = desk.ask(10, 20).entry
+    desk.dispatch()
+    desk.controller.put_back(entry)
+    desk.check()
+    for account in entry.accounts:
+        account.memory += entry.memory
+    with pytest.raises(AssertionError, match="bytes of memory"):
+        desk.check()
