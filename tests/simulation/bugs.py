@@ -9,16 +9,15 @@ from unittest import mock
 from headrace.admission.applicant import Applicant
 from headrace.admission.controller import AdmissionController, Admitted, LimitReached
 from headrace.admission.entry import Entry
-from headrace.core import applicants
 from headrace.core.core import Core
 from headrace.core.embedded import EmbeddedAnswer
 from headrace.core.watch import Watch
 from headrace.ledger.closing import Counts
 from headrace.ledger.records import OperationRecord
-from headrace.limits import book
+from headrace.limits import book, memory_book
 from headrace.limits.book import Account
 from headrace.limits.window import TokenWindow
-from headrace.scheduling.expectation import RecentOutputs
+from headrace.scheduling.expectation import Expectations
 from headrace.store.journal import Journal
 from headrace.worker.link import Attempt as WorkerAttempt
 from headrace.worker.link import WorkerLink
@@ -129,15 +128,15 @@ def _memory_kept() -> Any:
 def _brief_answers_predicted() -> Any:
     """Memory is taken for the last answer's length, however long those before it were."""
     return mock.patch.object(
-        RecentOutputs,
-        "longest",
-        lambda self, tenant: self._windows[tenant].recent[-1] if tenant in self._windows else None,
+        Expectations,
+        "longest_output",
+        lambda self, tenant: self._answers[tenant].recent[-1] if tenant in self._answers else None,
     )
 
 
 def _throttle_forgotten() -> Any:
     """Who was refused memory is refused again instead of waiting."""
-    return mock.patch.object(applicants, "is_any_throttled", lambda accounts, now_us: False)
+    return mock.patch.object(memory_book, "is_throttled", lambda accounts, now_us: False)
 
 
 def _throttle_without_end() -> Any:
@@ -146,7 +145,7 @@ def _throttle_without_end() -> Any:
     def is_throttled(accounts: Iterable[Account], now_us: int) -> bool:
         return any(account.throttled_until_us for account in accounts)
 
-    return mock.patch.object(applicants, "is_any_throttled", is_throttled)
+    return mock.patch.object(memory_book, "is_throttled", is_throttled)
 
 
 def _blind_recovery() -> Any:

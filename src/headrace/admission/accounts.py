@@ -25,6 +25,8 @@ class Accounts:
         self._accounts: dict[tuple[Level, str], Account] = {}
         self._throttled: dict[Account, None] = {}
         """Those that were throttled, who has been so for longest first: all are for the same time."""
+        self.has_throttled = False
+        """Whether any has ever been throttled."""
         self.generation = 0
         """Grows whenever accounts are dropped: what was found before may no longer be one of them."""
 
@@ -54,6 +56,7 @@ class Accounts:
         while throttled and (oldest := next(iter(throttled))).throttled_until_us <= now_us:
             del throttled[oldest]
         throttled[account] = None
+        self.has_throttled = True
 
     def num_throttled(self, now_us: int) -> int:
         """May be asked from another thread."""

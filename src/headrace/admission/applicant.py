@@ -45,20 +45,20 @@ class Applicant(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def ask_of(applicant: Applicant, size: Size) -> Ask:
-    tokens = min(applicant.prompt_tokens + output_tokens_of(applicant, size), size.total)
+    prompt, total, output, rate = applicant.prompt_tokens, size.total, size.maximum, applicant.memory_rate
+    predicted = applicant.output_tokens
+    if predicted is not None and predicted < output:
+        output = predicted
+    tokens = prompt + output
     return Ask(
-        prompt_tokens=applicant.prompt_tokens,
-        total_tokens=size.total,
+        prompt_tokens=prompt,
+        total_tokens=total,
         is_stream=applicant.is_stream,
-        memory=applicant.memory_rate.bytes_of(tokens),
+        output_tokens=output,
+        # `rate.bytes_of`, written out: this is on every request's way.
+        memory=rate.base + rate.per_token * (tokens if tokens < total else total),
         waits_for_memory=applicant.is_throttled,
     )
-
-
-def output_tokens_of(applicant: Applicant, size: Size) -> int:
-    """How long an answer is reckoned with."""
-    predicted = applicant.output_tokens
-    return size.maximum if predicted is None or predicted > size.maximum else predicted
 
 
 def account_of(applicant: Applicant, excess: Excess) -> Account:

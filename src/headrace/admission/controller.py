@@ -21,7 +21,6 @@ from headrace.admission.applicant import (
     ask_of,
     clamped_to_memory,
     is_too_large_for_memory,
-    output_tokens_of,
     shortened_to_fit,
 )
 from headrace.admission.entry import Entry, IllegalTransition, Phase
@@ -149,7 +148,7 @@ class AdmissionController:
             held=size.total,
             is_exact=applicant.is_exact,
             prompt_tokens=applicant.prompt_tokens,
-            output_tokens=output_tokens_of(applicant, size),
+            output_tokens=ask.output_tokens,
             memory=ask.memory,
             memory_rate=applicant.memory_rate,
             flow=None if demand is None else demand.flow,

@@ -14,6 +14,7 @@ from headrace.config.limits import UNLIMITED, Level, Limits
 from headrace.core.directory import Directory
 from headrace.errors import Refusal
 from headrace.ledger.records import OperationRecord
+from headrace.limits import memory_book
 from headrace.limits.account import Account
 from headrace.limits.book import Excess
 from headrace.limits.memory import gb_of
@@ -70,6 +71,11 @@ class CallerAccounts:
             self._found.clear()
         self._found[api_key_id, user_id, model_id] = (levels, self._accounts.generation, accounts)
         return accounts
+
+    def is_throttled(self, accounts: Iterable[Account], now_us: int) -> bool:
+        """Whether one of them was refused for memory not long ago."""
+        # Where nobody ever was, which is nearly everywhere, nobody has to be looked at.
+        return self._accounts.has_throttled and memory_book.is_throttled(accounts, now_us)
 
     def restore(self, records: Iterable[OperationRecord]) -> None:
         """Count what was settled before this process began. Oldest first."""

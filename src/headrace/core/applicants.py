@@ -8,7 +8,6 @@ from headrace.core.demands import demand_of
 from headrace.core.directory import Directory
 from headrace.core.served_model import ServedModel
 from headrace.ledger.records import Reservation
-from headrace.limits.memory_book import is_throttled as is_any_throttled
 
 
 class Applicants:
@@ -38,7 +37,7 @@ class Applicants:
             user_id=reservation.user_id,
             model_id=model.model_id,
         )
-        is_throttled = is_any_throttled(accounts, now_us)
+        is_throttled = self._accounts.is_throttled(accounts, now_us)
         sharing = self._directory.sharing_of(reservation.tenant_id)
         demand = demand_of(
             model,
@@ -67,6 +66,6 @@ class Applicants:
             demand=demand,
             is_dedicated=sharing.isolation == "dedicated",
             memory_rate=model.memory_rate,
-            output_tokens=model.recent_outputs.longest(reservation.tenant_id),
+            output_tokens=model.expectations.longest_output(reservation.tenant_id),
             is_throttled=is_throttled,
         )

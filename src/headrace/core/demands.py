@@ -86,7 +86,5 @@ def learn(model: ServedModel, reservation: Reservation, record: OperationRecord)
         if reservation.prompt_tokens_estimated > record.prompt_tokens:  # else it had been counted
             model.expectations.counted(reservation.prompt_tokens_estimated, record.prompt_tokens)
         model.expectations.answered(reservation.tenant_id, record.completion_tokens)
-    if record.completion_tokens:
-        model.recent_outputs.answered(
-            reservation.tenant_id, record.completion_tokens, is_whole=record.outcome == "completed"
-        )
+    elif record.completion_tokens:
+        model.expectations.broken_off(reservation.tenant_id, record.completion_tokens)

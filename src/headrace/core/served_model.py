@@ -12,7 +12,7 @@ from headrace.limits.memory import MemoryRate
 from headrace.request.controls import AS_CONFIGURED, Controls
 from headrace.request.messages import Message
 from headrace.scheduling.affinity import Affinity, Reason
-from headrace.scheduling.expectation import Expectations, RecentOutputs
+from headrace.scheduling.expectation import Expectations
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.locality import Warmth
 from headrace.scheduling.policy import QueuePolicy
@@ -43,7 +43,6 @@ class ServedModel:
             warm_on=self._warm_on if self.affinity is not None else None,
         )
         self.expectations = Expectations()
-        self.recent_outputs = RecentOutputs()
         self.memory_rate = MemoryRate.of_settings(settings.memory or MemorySettings())
         """What a request needs. As the settings say, or as a replica does; it is remembered when that is gone."""
         self._is_memory_known = settings.memory is not None

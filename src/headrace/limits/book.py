@@ -28,6 +28,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     total_tokens: int
     """Prompt and longest answer together: what is held."""
     is_stream: bool
+    output_tokens: int = 0
+    """So long an answer is reckoned with, which decides `memory`."""
     memory: int = 0
     """Bytes that it is expected to need on a worker."""
     waits_for_memory: bool = False
