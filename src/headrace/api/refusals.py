@@ -210,7 +210,12 @@ def limit_exceeded(
     unit = _UNITS.get(limit_type, limit_type.replace("_", " "))
     whose = _WHOSE.get(level, f"{level}'s limit")
     if retry_after_s is None:
-        message = f"This request takes {requested}, more than the {whose} of {limit:g} {unit} ever allows."
+        message = f"This request takes {requested}{_GIVEN_IN.get(limit_type, '')}, more than the {whose} of {limit:g} {unit} ever allows."
+    elif limit_type == "memory" and held is not None:
+        message = (
+            f"The {whose} of {limit:g} {unit} is reached: {held:g} held by requests on workers, {requested:g} more "
+            "requested."
+        )
     elif used is None:
         message = f"The {whose} of {limit:g} {unit} is reached; {requested} more requested."
     else:
@@ -234,6 +239,7 @@ def limit_exceeded(
 
 
 _WHOSE: Final = {"tenant_model": "tenant's limit for this model"}
+_GIVEN_IN: Final = {"memory": " GB"}
 _REASONS: Final = {"memory": "GPU_MEMORY_EXCEEDED"}
 _UNITS: Final = {
     "rps": "requests per second",
