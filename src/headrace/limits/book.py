@@ -8,8 +8,7 @@ second truth: at the start it is rebuilt from them. A refusal changes nothing.
                   └───────────────── settle ────────────────────▲
 
 Memory is taken with the grant, in bytes, at all accounts: those that do not limit it know all the same what is held,
-should a limit be set while requests run. Whether a refusal for it
-slows its account down is for the caller of `decide` to say.
+should a limit be set while requests run. Whether a refusal slows its account down is for the caller of `decide` to say.
 """
 
 from collections.abc import Iterable, Sequence
