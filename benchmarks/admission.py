@@ -23,7 +23,8 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from headrace.admission.accounts import LevelLimits
-from headrace.admission.controller import AdmissionController, Applicant
+from headrace.admission.applicant import Applicant
+from headrace.admission.controller import AdmissionController
 from headrace.admission.entry import Entry
 from headrace.clock import SystemClock
 from headrace.config.limits import UNLIMITED, Limits

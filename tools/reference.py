@@ -202,7 +202,7 @@ _EXAMPLES: dict[str, Any] = {
 def _example(parameter: inspect.Parameter) -> Any:
     if parameter.name in _EXAMPLES:
         return _EXAMPLES[parameter.name]
-    assert parameter.annotation in (int, float, int | None), (
+    assert parameter.annotation in (int, float, int | None, float | None), (
         f"add an example of {parameter.name} to _EXAMPLES"
     )
     return 8

@@ -92,6 +92,9 @@ SETTLE_SECONDS_MAX: Final = 10.0
 """A reply that ends in an error waits so long for its final record to be written."""
 
 # --- worker protocol ----------------------------------------------------------------------------
+COUNT_SECONDS_MAX: Final = 10.0
+"""A worker that has not counted a prompt within this time is taken not to know; its upper bound stands."""
+
 FRAME_BYTES_MAX: Final = 16 * MIB
 RECORDS_UNACKNOWLEDGED_MAX: Final = 65_536
 PROGRESS_FILE_BYTES_MAX: Final = 8 * MIB

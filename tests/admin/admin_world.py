@@ -48,7 +48,7 @@ QUEUE = QueueView(
     requests=[
         WaitingView(
             request_id="req_1", tenant="a", api_key_id="k", position=1, is_position_exact=True, waited_ms=12,
-            reason="replicas_full", reason_text="every place is taken", share=1.0, service_class="interactive",
+            reason="replicas_full", reason_text="every place is taken", is_throttled=False, share=1.0, service_class="interactive",
             priority=0, tokens=30,
         )
     ],

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.admission.accounts import LevelLimits
+from headrace.admission.applicant import Applicant
 from headrace.admission.controller import (
     AdmissionController,
     Admitted,
-    Applicant,
     LimitReached,
     NeedsCount,
     NeedsTrim,
@@ -20,11 +20,14 @@ from headrace.admission.controller import (
 from headrace.admission.entry import Entry, IllegalTransition, Phase
 from headrace.admission.invariants import check
 from headrace.config.limits import UNLIMITED, Limits
+from headrace.limits.memory import NO_MEMORY, MemoryRate
+from headrace.limits.memory_book import is_throttled
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.policy import Demand, QueuePolicy
 from headrace.scheduling.queue_bounds import NoReplica, QueueBounds, QueueFull
 
 LEASE_US = 30_000_000
+THROTTLE_US = 10_000_000
 MODEL = "m"
 
 
@@ -43,7 +46,7 @@ class Desk:
     ) -> None:
         self.now_us = 1_000_000
         self.limits = {"cluster": cluster, "tenant": tenant}
-        self.controller = AdmissionController(lease_us=LEASE_US)
+        self.controller = AdmissionController(lease_us=LEASE_US, memory_throttle_us=THROTTLE_US)
         self.queue: FairQueue[Entry] = FairQueue(
             QueueBounds(length=length, tokens=tokens, tenant_length=length, tenant_tokens=tokens), policy
         )
@@ -60,11 +63,12 @@ class Desk:
             ("cluster", "", self.limits["cluster"]),
             ("tenant", tenant, self.limits["tenant"]),
         )
+        accounts = self.controller.accounts.of(levels, self.now_us)
         applicant = Applicant(
             request_id=f"req_{self.number}",
             tenant_id=tenant,
             model_id=MODEL,
-            accounts=self.controller.accounts.of(levels, self.now_us),
+            accounts=accounts,
             prompt_tokens=prompt,
             max_tokens=answer,
             default_max_tokens=100,
@@ -75,6 +79,9 @@ class Desk:
             is_final=more.get("is_final", False),
             may_be_shortened=more.get("may_be_shortened", False),
             demand=more.get("demand"),
+            memory_rate=more.get("memory_rate", NO_MEMORY),
+            output_tokens=more.get("predicted"),
+            is_throttled=is_throttled(accounts, self.now_us),
         )
         return self.controller.accept(applicant, self.now_us)
 
@@ -87,6 +94,11 @@ class Desk:
     def used(self, tenant: str = "a") -> tuple[int, int]:
         (account,) = self.controller.accounts.of((("tenant", tenant, self.limits["tenant"]),), self.now_us)
         return account.window.used(self.now_us), account.window.held
+
+    def memory(self, tenant: str = "a") -> int:
+        """Bytes that its requests on workers hold."""
+        account = self.controller.accounts.find("tenant", tenant)
+        return 0 if account is None else account.memory
 
     def check(self) -> None:
         check(self.controller, self.now_us)
@@ -289,9 +301,10 @@ def test_without_a_replica_nobody_is_accepted_and_those_who_waited_for_one_are_l
 
 
 class ControllerMachine(RuleBasedStateMachine):
-    """Everything that can happen, in any order, against a plain model of what is held and used."""
+    """Everything that can happen, in any order, against a plain model of what is held and used, memory too (LI-6)."""
 
     policy = QueuePolicy()
+    rate = MemoryRate(5, 3)
 
     def demand(self, tenant: str, prompt: int, is_stream: bool) -> Demand | None:
         return None
@@ -301,12 +314,17 @@ class ControllerMachine(RuleBasedStateMachine):
         concurrency=st.none() | st.integers(0, 3),
         length=st.integers(0, 4),
         capacity=st.integers(1, 3),
+        memory=st.none() | st.integers(0, 500),
     )
-    def begin(self, tpm: int, concurrency: int | None, length: int, capacity: int) -> None:
+    def begin(
+        self, tpm: int, concurrency: int | None, length: int, capacity: int, memory: int | None
+    ) -> None:
         self.tpm = tpm
+        self.memory_max = memory
+        gb = None if memory is None else memory / 2**30
         self.desk = Desk(
-            tenant=Limits(tpm=tpm, concurrency=concurrency, rps=3),
-            cluster=Limits(tpm=2 * tpm),
+            tenant=Limits(tpm=tpm, concurrency=concurrency, rps=3, gpu_memory_gb=gb),
+            cluster=Limits(tpm=2 * tpm, gpu_memory_gb=None if gb is None else 2 * gb),
             length=length,
             tokens=tpm,
             capacity=capacity,
@@ -315,6 +333,25 @@ class ControllerMachine(RuleBasedStateMachine):
         self.open: list[Entry] = []
         self.expired: list[Entry] = []
         self.used: list[tuple[int, str, int]] = []
+        self.reckoned: dict[Entry, tuple[int, int]] = {}
+        """Prompt and answer that are reckoned with."""
+        self.refused_us: dict[str, int] = {}
+        """When a tenant was refused memory by its own limit."""
+        self.begun: set[Entry] = set()
+
+    def memory(self, entry: Entry) -> int:
+        return 5 + 3 * min(sum(self.reckoned[entry]), entry.held)
+
+    def memory_held(self, tenant: str) -> int:
+        return sum(self.memory(entry) for entry in self.granted() if entry.tenant_id == tenant)
+
+    def dispatch(self) -> None:
+        """Nobody is granted memory that is not there, but who goes on beside nobody."""
+        for entry in self.desk.controller.dispatch(MODEL, self.desk.now_us):
+            held = self.memory_held(entry.tenant_id)
+            if self.memory_max is not None and held > self.memory_max:
+                assert held == self.memory(entry) and self.reckoned[entry][1] > 0
+                assert entry in self.begun
 
     def held(self, tenant: str) -> int:
         return sum(entry.held for entry in self.open if entry.tenant_id == tenant)
@@ -331,21 +368,49 @@ class ControllerMachine(RuleBasedStateMachine):
         prompt=st.integers(1, 40),
         answer=st.none() | st.integers(0, 60),
         is_stream=st.booleans(),
+        predicted=st.none() | st.integers(1, 40),
     )
-    def accept(self, tenant: str, prompt: int, answer: int | None, is_stream: bool) -> None:
+    def accept(
+        self, tenant: str, prompt: int, answer: int | None, is_stream: bool, predicted: int | None
+    ) -> None:
         before = self.desk.used(tenant), self.desk.queue.num_waiting
+        is_slow = self.desk.now_us < self.refused_us.get(tenant, -THROTTLE_US) + THROTTLE_US
         try:
             demand = self.demand(tenant, prompt, is_stream)
             admitted = self.desk.accept(
-                tenant, prompt=prompt, answer=answer, is_stream=is_stream, demand=demand
+                tenant,
+                prompt=prompt,
+                answer=answer,
+                is_stream=is_stream,
+                demand=demand,
+                memory_rate=self.rate,
+                predicted=predicted,
             )
-        except (LimitReached, QueueFull, NoReplica):
+        except LimitReached as reached:
+            assert (self.desk.used(tenant), self.desk.queue.num_waiting) == before
+            excess = reached.excess
+            if excess.limit_type == "memory":
+                assert self.memory_max is not None
+                if excess.level == "tenant":
+                    assert excess.held == self.memory_held(tenant)
+                    assert excess.held + excess.requested > self.memory_max
+                assert (excess.free_at_us is None) == (excess.requested > excess.limit)
+                if excess.free_at_us is not None:
+                    assert not is_slow, "who is throttled waits"
+                    if excess.level == "tenant":
+                        self.refused_us[tenant] = self.desk.now_us
+            return
+        except (QueueFull, NoReplica):
             assert (self.desk.used(tenant), self.desk.queue.num_waiting) == before
             return
         assert prompt + admitted.size.maximum <= self.tpm
+        maximum = admitted.size.maximum
+        self.reckoned[admitted.entry] = (prompt, maximum if predicted is None else min(maximum, predicted))
+        assert self.memory_max is None or self.memory(admitted.entry) <= self.memory_max
+        assert admitted.entry.is_throttled == is_slow or self.memory_max is None
         self.open.append(admitted.entry)
         assert all(evicted.tenant_id != tenant for evicted in admitted.evicted)
-        self.desk.dispatch()
+        self.dispatch()
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), share=st.floats(0, 1))
@@ -355,13 +420,37 @@ class ControllerMachine(RuleBasedStateMachine):
         self.open.remove(entry)
         self.desk.settle(entry, used=used)
         self.used.append((self.desk.now_us, entry.tenant_id, used))
-        self.desk.dispatch()
+        self.dispatch()
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def trim(self, data: st.DataObject) -> None:
         entry = data.draw(st.sampled_from(self.open))
-        self.desk.controller.trim(entry, data.draw(st.integers(0, entry.held + 5)))
+        prompt, answer = self.reckoned[entry]
+        exact = data.draw(st.none() | st.integers(0, prompt))
+        self.desk.controller.trim(entry, data.draw(st.integers(0, entry.held + 5)), prompt_tokens=exact)
+        if exact is not None and entry.phase in (Phase.WAITING, Phase.GRANTED):
+            self.reckoned[entry] = (exact, answer)
+        self.dispatch()
+
+    @precondition(lambda self: self.granted())
+    @rule(data=st.data())
+    def grow(self, data: st.DataObject) -> None:
+        entry = data.draw(st.sampled_from(self.granted()))
+        prompt, answer = self.reckoned[entry]
+        written = data.draw(st.integers(0, 100))
+        self.begun.add(entry)
+        self.desk.controller.grow(entry, written)
+        if written > answer:
+            self.reckoned[entry] = (prompt, 64 if written <= 64 else 128)
+
+    @precondition(lambda self: self.granted())
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        entry = data.draw(st.sampled_from(self.granted()))
+        self.begun.add(entry)
+        self.desk.controller.preempt(entry, output_tokens=1, in_favour_of=entry)
+        self.dispatch()
 
     @precondition(lambda self: self.granted())
     @rule(data=st.data())
@@ -372,7 +461,7 @@ class ControllerMachine(RuleBasedStateMachine):
         self.desk.controller.put_back(entry)
         assert self.desk.queue.position(entry) == 1
         self.desk.queue.pause(replica_id, is_paused=False)
-        self.desk.dispatch()
+        self.dispatch()
 
     @precondition(lambda self: self.granted())
     @rule(data=st.data())
@@ -388,7 +477,7 @@ class ControllerMachine(RuleBasedStateMachine):
             self.open.remove(entry)
             self.expired.append(entry)
         assert all(entry.lease_until_us > self.desk.now_us for entry in self.granted())
-        self.desk.dispatch()
+        self.dispatch()
 
     @precondition(lambda self: self.expired)
     @rule(data=st.data(), is_known=st.booleans())
@@ -411,6 +500,7 @@ class ControllerMachine(RuleBasedStateMachine):
         for tenant in "abc":
             used, held = self.desk.used(tenant)
             assert held == self.held(tenant)
+            assert self.desk.memory(tenant) == self.memory_held(tenant)
             # Settlements of one millisecond leave the window together, never too early.
             assert used >= self.recent(tenant)
 

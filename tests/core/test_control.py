@@ -127,6 +127,7 @@ async def test_the_largest_tenant_passes(world: World) -> None:
     world.directory._store._connection.execute("PRAGMA synchronous=OFF")
     everything: Any = dict.fromkeys(("rps", "concurrency", "streams"), 1_000_000)
     everything |= dict.fromkeys(("tpm", "max_prompt_tokens", "max_total_tokens"), 10**12)
+    everything["gpu_memory_gb"] = 999_999.123456789
     levels = LevelChanges(
         departments={f"{number:0128}": everything for number in range(1000)},
         users={f"{number:0256}": everything for number in range(10_000)},

@@ -36,6 +36,7 @@ class SilentAnswer:
     """An attempt of which nothing is heard until somebody says what it was."""
 
     exact_total = None
+    prompt_tokens = None
     is_recorded = True
     tokens_told = 2
     tokens_generated = 2
@@ -81,6 +82,7 @@ class SilentAnswer:
 class SilentReplica:
     replica_id = worker_id = "silent"
     context_tokens = 100
+    kv_bytes_per_token: int | None = None
     can_count = False
 
     def __init__(self) -> None:

@@ -22,6 +22,7 @@ EVERYTHING = Limits(
     tpm=1_000_000_000_000,
     max_prompt_tokens=1_000_000_000_000,
     max_total_tokens=1_000_000_000_000,
+    gpu_memory_gb=999_999.123456789,
 )
 
 

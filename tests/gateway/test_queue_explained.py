@@ -93,7 +93,7 @@ def test_a_waiting_request_is_seen_by_its_tenant_and_the_administrator_and_by_no
         )
         assert mine["waited_ms"] >= 0 and "replica" in mine["reason_text"]
         assert own["tenant"] == {
-            "id": "quiet", "is_shared": False, "weight": 3.0, "share": 0.75, "lead": 0.0, "received_60s": 0.0,
+            "id": "quiet", "is_shared": False, "is_throttled": False, "weight": 3.0, "share": 0.75, "lead": 0.0, "received_60s": 0.0,
         }  # fmt: skip
         assert (own["length"], own["length_max"], own["tenants"], own["running"], own["places"]) == (
             3,

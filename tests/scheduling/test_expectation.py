@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.scheduling.expectation import Expectations
+from headrace.scheduling.expectation import RECENT_ANSWERS, Expectations
 
 
 def test_the_first_of_all_is_expected_to_write_as_much_as_it_may() -> None:
@@ -53,3 +53,56 @@ def test_never_more_than_can_be_and_never_nothing(
         expectations.answered("t", tokens)
     assert 1 <= expectations.prompt_tokens(bound) <= max(1, bound)
     assert 1 <= expectations.output_tokens("t", maximum) <= maximum
+
+
+# --- longest recent answers: LI-6 -------------------------------------------------------------------------------
+
+
+def test_the_longest_recent_answer_is_predicted_and_a_jump_caught_with_the_first_long_one() -> None:
+    outputs = Expectations()
+    assert outputs.longest_output("a") is None
+    for _ in range(100):
+        outputs.answered("a", 128)
+    assert outputs.longest_output("a") == 128
+    outputs.answered("a", 2048)
+    assert outputs.longest_output("a") == 2048
+    assert outputs.longest_output("b") is None, "what others write says nothing of a tenant's"
+    for _ in range(RECENT_ANSWERS - 1):
+        outputs.answered("a", 128)
+    assert outputs.longest_output("a") == 2048
+    outputs.answered("a", 128)
+    assert outputs.longest_output("a") == 128
+
+
+def test_what_was_broken_off_says_only_how_long_it_was_at_least() -> None:
+    outputs = Expectations()
+    outputs.broken_off("a", 50)
+    assert outputs.longest_output("a") is None, "how long it would have become nobody knows"
+    outputs.answered("a", 100)
+    for _ in range(100):
+        outputs.broken_off("a", 1)
+    assert outputs.longest_output("a") == 100
+    outputs.broken_off("a", 300)
+    assert outputs.longest_output("a") == 300
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.booleans()), max_size=100))
+def test_the_window_is_that_of_a_plain_list(answers: list[tuple[int, bool]]) -> None:
+    outputs = Expectations()
+    recent: list[int] = []
+    for tokens, is_whole in answers:
+        (outputs.answered if is_whole else outputs.broken_off)("a", tokens)
+        if is_whole or (recent and tokens > max(recent)):
+            recent = [*recent, tokens][-RECENT_ANSWERS:]
+        assert outputs.longest_output("a") == (max(recent) if recent else None)
+
+
+def test_windows_are_bounded_in_tenants() -> None:
+    outputs = Expectations(tenants_max=2)
+    for tenant in "abac":
+        outputs.answered(tenant, 5)
+    assert (outputs.longest_output("a"), outputs.longest_output("b"), outputs.longest_output("c")) == (
+        5,
+        None,
+        5,
+    )

@@ -6,15 +6,18 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from headrace.admission.controller import AdmissionController, Admitted, Applicant, LimitReached
+from headrace.admission.applicant import Applicant
+from headrace.admission.controller import AdmissionController, Admitted, LimitReached
+from headrace.admission.entry import Entry
 from headrace.core.core import Core
 from headrace.core.embedded import EmbeddedAnswer
 from headrace.core.watch import Watch
 from headrace.ledger.closing import Counts
 from headrace.ledger.records import OperationRecord
-from headrace.limits import book
+from headrace.limits import book, memory_book
 from headrace.limits.book import Account
 from headrace.limits.window import TokenWindow
+from headrace.scheduling.expectation import Expectations
 from headrace.store.journal import Journal
 from headrace.worker.link import Attempt as WorkerAttempt
 from headrace.worker.link import WorkerLink
@@ -102,7 +105,47 @@ def _stale_window() -> Any:
 
 def _concurrency_ignored() -> Any:
     """Waiting requests start whatever the limits on running ones say."""
-    return mock.patch.object(book, "may_start", lambda accounts, *, is_stream: True)
+    return mock.patch.object(book, "may_start", lambda accounts, **named: True)
+
+
+def _memory_ignored() -> Any:
+    """Waiting requests start whether there is memory for them or not."""
+    return mock.patch.object(book, "has_room", lambda account, memory, *, is_begun: True)
+
+
+def _memory_kept() -> Any:
+    """An operation whose lease runs out goes on holding its memory."""
+    expire = AdmissionController.expire
+
+    def keep(self: AdmissionController, entry: Entry, now_us: int) -> None:
+        expire(self, entry, now_us)
+        for account in entry.accounts:
+            account.memory += entry.memory
+
+    return mock.patch.object(AdmissionController, "expire", keep)
+
+
+def _brief_answers_predicted() -> Any:
+    """Memory is taken for the last answer's length, however long those before it were."""
+    return mock.patch.object(
+        Expectations,
+        "longest_output",
+        lambda self, tenant: self._answers[tenant].recent[-1] if tenant in self._answers else None,
+    )
+
+
+def _throttle_forgotten() -> Any:
+    """Who was refused memory is refused again instead of waiting."""
+    return mock.patch.object(memory_book, "is_throttled", lambda accounts, now_us: False)
+
+
+def _throttle_without_end() -> Any:
+    """Who was refused memory once waits for it for ever after, and is not refused."""
+
+    def is_throttled(accounts: Iterable[Account], now_us: int) -> bool:
+        return any(account.throttled_until_us for account in accounts)
+
+    return mock.patch.object(memory_book, "is_throttled", is_throttled)
 
 
 def _blind_recovery() -> Any:
@@ -167,6 +210,11 @@ BUGS: dict[str, Callable[[], Any]] = {
     "held-forgotten": _held_forgotten,
     "stale-window": _stale_window,
     "concurrency-ignored": _concurrency_ignored,
+    "memory-ignored": _memory_ignored,
+    "memory-kept": _memory_kept,
+    "brief-answers-predicted": _brief_answers_predicted,
+    "throttle-forgotten": _throttle_forgotten,
+    "throttle-without-end": _throttle_without_end,
     "blind-recovery": _blind_recovery,
     "early-acknowledgement": _early_acknowledgement,
     "reply-before-record": _reply_before_record,

@@ -58,6 +58,8 @@ def leftovers(server: SimulatedServer) -> list[str]:
         name = f"{account.level} {account.account_id}"
         if account.window.held:
             found.append(f"{name} holds {account.window.held} tokens")
+        if account.memory:
+            found.append(f"{name} holds {account.memory} bytes of memory")
         if account.running or account.streams:
             found.append(f"{name}: {account.running} running, {account.streams} streams")
     found += [f"{one.request_id} is open in the journal" for one in core.journal.open_reservations()]

@@ -9,6 +9,7 @@ from headrace.config.limits import UNLIMITED, LevelChanges, Limits, LimitValues
 from headrace.config.settings import (
     EngineSettings,
     LedgerSettings,
+    MemorySettings,
     ModelSettings,
     QueueSettings,
     Settings,
@@ -89,7 +90,8 @@ def make_scenario(seed: int) -> Scenario:
     rng = random.Random(f"scenario {seed}")
     batching = random.Random(f"batching {seed}")
     memory = random.Random(f"memory {seed}")
-    models = [_model(rng, batching, memory, f"m{number}") for number in range(rng.choice((1, 1, 2)))]
+    guard = random.Random(f"guard {seed}")
+    models = [_model(rng, batching, memory, guard, f"m{number}") for number in range(rng.choice((1, 1, 2)))]
     settings = Settings(
         models=models,
         limits=Limits(concurrency=rng.choice((3, 5)), tpm=rng.choice((None, 3000)))
@@ -113,6 +115,7 @@ def make_scenario(seed: int) -> Scenario:
         worker_step_timeout_s=STEP_TIMEOUT_SECONDS,
         worker_start_timeout_s=2.0,
         drain_s=2.0,
+        memory_throttle_s=guard.choice((0.5, 5.0, 600.0)),
     )
     over_s = rng.choice((0.5, 2.0, 5.0, 5.0, 10.0, 20.0, SECONDS_MAX))
     tenants = rng.choice((1, 2, 3))
@@ -126,9 +129,12 @@ def make_scenario(seed: int) -> Scenario:
     scenario = Scenario(
         seed=seed,
         settings=settings,
-        tenants=[_limits(rng) for _ in range(tenants)],
+        tenants=[_with_memory(guard, _limits(rng), chance=0.5) for _ in range(tenants)],
         levels=[_levels(rng, models) for _ in range(tenants)],
-        keys=[_limits(rng) if rng.random() < 0.3 else UNLIMITED for _ in range(tenants * 2)],
+        keys=[
+            _with_memory(guard, _limits(rng) if rng.random() < 0.3 else UNLIMITED, chance=0.1)
+            for _ in range(tenants * 2)
+        ],
         plans=plans,
         events=[_event(rng, over_s, EVENTS) for _ in range(rng.choice((0, 1, 2, 3, 4, 6)))],
         bad_starts=rng.choice((0.0, 0.0, 0.2)),
@@ -139,12 +145,15 @@ def make_scenario(seed: int) -> Scenario:
 
 
 def _model(
-    rng: random.Random, batching: random.Random, memory: random.Random, model_id: str
+    rng: random.Random, batching: random.Random, memory: random.Random, guard: random.Random, model_id: str
 ) -> ModelSettings:
     return ModelSettings(
         id=model_id,
         workers=rng.choice((1, 1, 2)),
-        limits=Limits(concurrency=rng.choice((2, 4))) if rng.random() < 0.2 else UNLIMITED,
+        limits=_with_memory(
+            guard, Limits(concurrency=rng.choice((2, 4))) if rng.random() < 0.2 else UNLIMITED, chance=0.1
+        ),
+        memory=guard.choice((None, None, MemorySettings(base_mb=10 / 1024, mb_per_token=2 / 1024))),
         engine=EngineSettings(
             max_batch_size=rng.choice((1, 2, 4)),
             max_context_tokens=rng.choice((128, 512)),
@@ -176,6 +185,13 @@ def _limits(rng: random.Random) -> Limits:
     )
 
 
+def _with_memory(rng: random.Random, limits: Limits, *, chance: float) -> Limits:
+    """With a limit of memory in some worlds: for so many tokens of the stub's, which take a kilobyte each."""
+    if rng.random() >= chance:
+        return limits
+    return msgspec.structs.replace(limits, gpu_memory_gb=rng.choice((60, 120, 250, 500)) / 2**20)
+
+
 def _levels(rng: random.Random, models: list[ModelSettings]) -> LevelChanges:
     """The second key of each tenant belongs to the department."""
     user_limits = _values(_limits(rng)) if rng.random() < 0.3 else {}
@@ -194,8 +210,8 @@ def _values(limits: Limits) -> LimitValues:
 
 def random_limits(rng: random.Random) -> dict[str, float | None]:
     """A change to a tenant's limits."""
-    limits = _limits(rng)
-    return {name: getattr(limits, name) for name in ("rps", "concurrency", "streams", "tpm")}
+    limits = _with_memory(rng, _limits(rng), chance=0.4)
+    return {name: getattr(limits, name) for name in ("rps", "concurrency", "streams", "tpm", "gpu_memory_gb")}
 
 
 def _event(rng: random.Random, over_s: float, kinds: tuple[str, ...]) -> Event:

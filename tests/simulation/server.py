@@ -135,12 +135,23 @@ class SimulatedServer:
                 raise
             except Refusal as refusal:
                 world.note("refused", reservation.request_id, refusal.code)
+                if refusal.details.get("limit_type") == "memory":
+                    world.note("no memory", reservation.request_id, refusal.details["level"])
                 world.truth.turned_away(reservation, refusal)
                 raise
             held = operation.reservation.reserved_tokens
             world.note("accepted", reservation.request_id, held)
-            most = len(prompts().build(messages)) + operation.size.maximum
-            world.truth.accepted(operation.reservation, life, held=min(held, most))
+            prompt, maximum = len(prompts().build(messages)), operation.size.maximum
+            world.truth.accepted(
+                operation.reservation,
+                life,
+                held=min(held, prompt + maximum),
+                prompt=prompt,
+                maximum=maximum,
+                is_ready=self.is_ready,
+            )
+            if operation.entry.is_throttled:
+                world.note("throttled", reservation.request_id)
             world.client_of[reservation.request_id] = serving.get()
             return operation
 

@@ -55,6 +55,7 @@ def test_a_world_is_full_of_life() -> None:
         assert seen.get(f"settled {outcome}", 0) >= 3, (outcome, seen)
     assert seen["refused rate_limit_exceeded"] > 20
     assert seen["refused ledger_unavailable"] > 0
+    assert seen["no memory"] > 20 and seen["throttled"] > 20
     for event in (
         "server died",
         "server stopped",

@@ -7,8 +7,11 @@ limits is kept; it never looks at the limiter's own counters.
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 from headrace.config.limits import Limits
+from headrace.config.settings import ModelSettings, Settings
 from headrace.engine.stub import StubVocabulary
 from headrace.errors import Refusal
 from headrace.ledger.records import OperationRecord, Reservation
@@ -19,6 +22,10 @@ MINUTE_US = 60_000_000
 GRACE_US = 60_000_000
 """A limit that was lowered may be exceeded for so long by what had started before."""
 REQUEST_SECONDS_MAX = 60
+ANSWERS = 20
+"""So many of a tenant's last ones say how long the next may become."""
+KILOBYTE = 1024
+"""What a token takes in the stub."""
 
 AccountName = tuple[str, str]
 _vocabulary = StubVocabulary()
@@ -55,9 +62,15 @@ class Operation:
     """An accepted request."""
 
     def __init__(
-        self, reservation: Reservation, accounts: tuple[AccountName, ...], life: int, held: int
+        self,
+        reservation: Reservation,
+        accounts: tuple[AccountName, ...],
+        life: int,
+        held: int,
+        size: "MemorySize",
     ) -> None:
         self.request_id = reservation.request_id
+        self.size = size
         self.is_stream = reservation.mode == "stream"
         self.reserved = reservation.reserved_tokens
         self.held = held
@@ -65,6 +78,27 @@ class Operation:
         self.accounts = accounts
         self.life = life
         self.num_settled = 0
+
+
+@dataclass
+class MemorySize:
+    """What an operation needs of a worker's memory, as far as it can be known from outside."""
+
+    base: int
+    """Bytes for itself, and for each token."""
+    per_token: int
+    prompt_tokens: int
+    """Counted, not a bound."""
+    output_tokens: int
+    """The longest of its tenant's last answers of the model, or the longest it may have."""
+    is_rule_known: bool
+    """Otherwise it came before a worker had said what a token takes, and was reckoned with much more."""
+
+    def at_least(self, held: int) -> int:
+        return self.base + self.per_token * min(self.prompt_tokens + self.output_tokens, held)
+
+    def at_most(self, reserved: int) -> int:
+        return self.base + self.per_token * reserved
 
 
 class Account:
@@ -78,10 +112,16 @@ class Account:
         self.open: dict[str, Operation] = {}
         self.tat_us = 0
         self.on_workers: dict[str, Operation] = {}
+        self.throttled_until_us = 0
+        """It was refused memory before, and its limit has been there ever since."""
+        self.may_wait_until_us = 0
+        """The same, whatever has become of the limit."""
 
     def set_limits(self, limits: Limits, now_us: int) -> None:
         self.history.append((now_us, self.limits))
         self.limits = limits
+        if limits.gpu_memory_gb is None:
+            self.throttled_until_us = 0
 
     def used(self, now_us: int) -> int:
         while self.settled and self.settled[0][0] <= now_us - MINUTE_US:
@@ -90,6 +130,16 @@ class Account:
 
     def held(self) -> int:
         return sum(one.held for one in self.open.values())
+
+    def memory_at_least(self) -> int:
+        """Bytes that what is on workers needs."""
+        return sum(one.size.at_least(one.held) for one in self.on_workers.values())
+
+    def memory_at_most(self) -> int | None:
+        """Bytes that all that is open could hold; None where that cannot be said."""
+        if not all(one.size.is_rule_known for one in self.open.values()):
+            return None
+        return sum(one.size.at_most(one.reserved) for one in self.open.values())
 
     def most(self, dimension: str, now_us: int) -> float | None:
         """The largest limit that was in force lately; None for none."""
@@ -110,8 +160,14 @@ class Account:
 class Truth:
     """The record of a world."""
 
-    def __init__(self, violated: Callable[[str], None], now_us: Callable[[], int]) -> None:
+    def __init__(
+        self, violated: Callable[[str], None], now_us: Callable[[], int], settings: Settings
+    ) -> None:
         self.violated = violated
+        self._throttle_us = int(settings.memory_throttle_s * 1e6)
+        self._rules = {model.id: _rule(model) for model in settings.models}
+        self._answers: dict[tuple[str, str], list[int]] = {}
+        """The last ones of each tenant and model."""
         self._now_us = now_us
         self.attempts: dict[str, Attempt] = {}
         self.operations: dict[str, Operation] = {}
@@ -130,10 +186,21 @@ class Truth:
 
     # --- the core's border ------------------------------------------------------------------------
 
-    def accepted(self, reservation: Reservation, life: int, *, held: int) -> None:
+    def accepted(
+        self, reservation: Reservation, life: int, *, held: int, prompt: int, maximum: int, is_ready: bool
+    ) -> None:
+        """`is_ready`: every model has had a worker in this life."""
         now_us = self._now_us()
         names = accounts_of(reservation)
-        operation = Operation(reservation, names, life, held)
+        answers = self._answers.get((reservation.tenant_id, reservation.model))
+        size = MemorySize(
+            *self._rules[reservation.model],
+            prompt_tokens=prompt,
+            output_tokens=min(maximum, max(answers)) if answers else maximum,
+            is_rule_known=is_ready,
+        )
+        operation = Operation(reservation, names, life, held, size)
+        self._check_memory_at_entry(operation, now_us)
         if reservation.request_id in self.operations:
             self.violated(f"{reservation.request_id} was accepted twice")
         self.operations[operation.request_id] = operation
@@ -159,6 +226,8 @@ class Truth:
             account = self.account(*name)
             if limit_type == "rps" and not account.rate_wait_us(now_us):
                 self.violated(f"{name} refused a request that its rate allows: refusals are counted")
+            if limit_type == "memory":
+                self._check_refused_memory(reservation, account, refusal.details, now_us)
             if limit_type == "tpm":
                 assert account.limits.tpm is not None
                 reserved = sum(one.reserved for one in account.open.values())
@@ -183,6 +252,7 @@ class Truth:
         if used > operation.held:
             self.violated(f"{record.request_id} held {operation.held} tokens and used {used}")
         now_us = self._now_us()
+        self._remember_answer(record)
         for name in operation.accounts:
             account = self.account(*name)
             account.open.pop(record.request_id, None)
@@ -203,7 +273,9 @@ class Truth:
         """What was held in memory is gone; what was settled is what the ledger has."""
         for operation in self.operations.values():
             operation.num_settled = 0
+        self._answers.clear()
         for account in self.accounts.values():
+            account.throttled_until_us = account.may_wait_until_us = 0
             account.open.clear()
             account.settled.clear()
             account.tat_us = 0
@@ -214,6 +286,54 @@ class Truth:
             for name in accounts_of(record):
                 if used:
                     self.account(*name).settled.append((monotonic_us(record.end_ts), used))
+
+    def _remember_answer(self, record: OperationRecord) -> None:
+        """As LI-6 says: a sliding window of the tenant's recent outputs."""
+        tokens = record.completion_tokens
+        if not tokens or record.outcome == "recovered":
+            return
+        answers = self._answers.setdefault((record.tenant_id, record.model), [])
+        if record.outcome == "completed" or (answers and tokens > max(answers)):
+            answers.append(tokens)
+            del answers[:-ANSWERS]
+        if not answers:
+            del self._answers[record.tenant_id, record.model]
+
+    def _check_memory_at_entry(self, operation: Operation, now_us: int) -> None:
+        """Who is not throttled is not let in beside what leaves it no room."""
+        accounts = [self.account(*name) for name in operation.accounts]
+        if any(account.may_wait_until_us > now_us for account in accounts):
+            return
+        own = operation.size.at_least(operation.held)
+        for account in accounts:
+            most = account.most("gpu_memory_gb", now_us)
+            if most is not None and account.memory_at_least() + own > most * 2**30:
+                self.violated(f"{account.name}: {own} bytes were let in, {most} GB of memory are not there")
+
+    def _check_memory_on_workers(self, account: Account, now_us: int) -> None:
+        most, needed = account.most("gpu_memory_gb", now_us), account.memory_at_least()
+        if most is not None and needed > most * 2**30:
+            self.violated(f"{account.name}: {needed} bytes on workers, memory is limited to {most} GB")
+
+    def _check_refused_memory(
+        self, reservation: Reservation, account: Account, said: dict[str, Any], now_us: int
+    ) -> None:
+        """Refused for good if it is too large alone; else only who is not throttled, for want of room."""
+        is_final = said["reset_time"] is None
+        if is_final:
+            if said["requested"] <= said["limit"]:
+                self.violated(f"{account.name} refused {said['requested']} GB of {said['limit']} for good")
+            return
+        names = accounts_of(reservation)
+        if any(self.account(*name).throttled_until_us > now_us for name in names):
+            self.violated(f"{account.name} refused memory to {reservation.request_id}, which was throttled")
+        if account.name[0] not in ("cluster", "model"):
+            account.throttled_until_us = account.may_wait_until_us = now_us + self._throttle_us
+        held = account.memory_at_most()
+        if held is not None and held + said["requested"] * 2**30 + KILOBYTE <= said["limit"] * 2**30:
+            self.violated(
+                f"{account.name} refused {said['requested']} GB beside {held} bytes, there was room"
+            )
 
     def _check_tokens(self, account: Account, now_us: int) -> None:
         tpm = account.limits.tpm
@@ -243,6 +363,7 @@ class Truth:
             account.on_workers[operation.request_id] = operation
             running = len(account.on_workers)
             streams = sum(one.is_stream for one in account.on_workers.values())
+            self._check_memory_on_workers(account, now_us)
             for dimension, number in (("concurrency", running), ("streams", streams)):
                 most = account.most(dimension, now_us)
                 if most is not None and number > most:
@@ -267,6 +388,13 @@ class Truth:
 
     def attempt_of(self, sampling: Sampling) -> Attempt:
         return self._by_seed[sampling.seed or 0]
+
+
+def _rule(model: ModelSettings) -> tuple[int, int]:
+    """Bytes for a request, and for each of its tokens."""
+    if model.memory is None:
+        return 0, KILOBYTE
+    return int(model.memory.base_mb * 2**20), int(model.memory.mb_per_token * 2**20)
 
 
 def accounts_of(one: Reservation | OperationRecord) -> tuple[AccountName, ...]:

@@ -62,7 +62,7 @@ class World:
         self.clock = VirtualClock(loop)
         self.trace: list[tuple[Any, ...]] = []
         self.network = VirtualNetwork(loop, self.rng, self.note)
-        self.truth = Truth(self.violated, self.clock.monotonic_us)
+        self.truth = Truth(self.violated, self.clock.monotonic_us, scenario.settings)
         self.truth.on_token = self._computed
         self._misfortunes = Misfortunes(self)
         self.workers: list[SimulatedWorker] = []

@@ -16,7 +16,7 @@ from headrace.config.limits import LevelChanges, Limits, LimitValues
 from headrace.config.scheduling import Isolation, PolicyName, ServiceClass, Sharing, SharingValues
 
 LIMITS_NOT_SUPPORTED_YET: Final = frozenset(
-    {"tokens_per_day", "tokens_per_month", "cost_per_day", "cost_per_month", "gpu_memory_gb"}
+    {"tokens_per_day", "tokens_per_month", "cost_per_day", "cost_per_month"}
 )
 NOT_SUPPORTED_YET: Final = frozenset({"quota"})
 """Fields of the API's contract (UX-1) that would be ignored today, so they are refused."""

@@ -23,6 +23,10 @@ class Accounts:
     def __init__(self, *, accounts_max: int = ACCOUNTS_MAX) -> None:
         self._accounts_max = accounts_max
         self._accounts: dict[tuple[Level, str], Account] = {}
+        self._throttled: dict[Account, None] = {}
+        """Those that were throttled, who has been so for longest first: all are for the same time."""
+        self.has_throttled = False
+        """Whether any has ever been throttled."""
         self.generation = 0
         """Grows whenever accounts are dropped: what was found before may no longer be one of them."""
 
@@ -39,6 +43,24 @@ class Accounts:
         if account is None:
             account = self._account(level, account_id, UNLIMITED, settled_us)
         account.window.add(tokens, settled_us)
+
+    def find(self, level: Level, account_id: str) -> Account | None:
+        """An account that is there. None: nothing was ever counted in it, or it was dropped."""
+        return self._accounts.get((level, account_id))
+
+    def throttle(self, account: Account, *, now_us: int, until_us: int) -> None:
+        """It was refused memory: slow it down. `until_us` never goes back from call to call."""
+        account.throttled_until_us = until_us
+        throttled = self._throttled
+        throttled.pop(account, None)
+        while throttled and (oldest := next(iter(throttled))).throttled_until_us <= now_us:
+            del throttled[oldest]
+        throttled[account] = None
+        self.has_throttled = True
+
+    def num_throttled(self, now_us: int) -> int:
+        """May be asked from another thread."""
+        return sum(account.throttled_until_us > now_us for account in list(self._throttled))
 
     def all(self) -> Iterable[Account]:
         return self._accounts.values()

@@ -5,8 +5,9 @@
       └────────────┴───────────────────────▶ settle
 
 Accepting takes the rates and holds the tokens; granting takes concurrency, streams and a place on a replica,
-so a waiting request holds neither. A refusal changes nothing. `headrace.admission.invariants` says what is
-true between any two calls.
+so a waiting request holds neither; memory too is taken with the grant. A refusal changes nothing, but that one for
+memory throttles who was refused: for a while its requests wait where they would be refused, at half its share.
+`headrace.admission.invariants` says what is true between any two calls.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,17 +15,28 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from headrace.admission.accounts import Accounts
+from headrace.admission.applicant import (
+    Applicant,
+    account_of,
+    ask_of,
+    clamped_to_memory,
+    is_too_large_for_memory,
+    shortened_to_fit,
+)
 from headrace.admission.entry import Entry, IllegalTransition, Phase
-from headrace.admission.size import Size, shortened, size_of
-from headrace.limits import book
-from headrace.limits.book import Account, Ask, Excess
-from headrace.scheduling.explain import Explanation
+from headrace.admission.size import Size, size_of
+from headrace.limits import book, memory_book
+from headrace.limits.book import Ask, Excess
+from headrace.scheduling.explain import Explanation, Reason
 from headrace.scheduling.explained_queue import WaitingRequest
 from headrace.scheduling.fair import FairQueue
-from headrace.scheduling.policy import Demand
 
-TOKEN_LIMITS = frozenset({"tpm", "prompt_tokens", "total_tokens"})
+TOKEN_LIMITS = frozenset({"tpm", "prompt_tokens", "total_tokens", "memory"})
 """Limits that a bound may exceed where the exact count would not."""
+THROTTLED_LEVELS = frozenset({"tenant", "department", "user", "tenant_model", "key"})
+"""Where a refusal for memory slows down who was refused. What all tenants share is no one's fault."""
+OUTPUT_STEP = 64
+"""An answer that becomes longer than was predicted takes memory for so many tokens at once."""
 
 
 class LimitReached(Exception):
@@ -56,35 +68,6 @@ class Admitted(msgspec.Struct, frozen=True, gc=False):
     """Other tenants' waiting requests that gave up their places for this one. They are still to be settled."""
 
 
-class Applicant(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a request brings along."""
-
-    request_id: str
-    tenant_id: str
-    model_id: str
-    accounts: tuple[Account, ...]
-    """Every account it falls under."""
-    prompt_tokens: int
-    """Exact, or an upper bound."""
-    max_tokens: int | None
-    default_max_tokens: int
-    context_tokens: int | None
-    """Most tokens of prompt and answer together; None where it is not known."""
-    is_stream: bool
-    is_exact: bool
-    """Whether `prompt_tokens` is counted, or all that can be known."""
-    can_be_counted: bool
-    """Whether a replica of the model can count a prompt."""
-    is_final: bool = False
-    """Do not ask for the counts of others any more."""
-    may_be_shortened: bool = False
-    """Rather a shorter answer than a refusal."""
-    demand: Demand | None = None
-    """What the queue decides by."""
-    is_dedicated: bool = False
-    """It runs on replicas set aside for its tenant, where there are such."""
-
-
 class Took(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What an operation really took of its replica, in tokens. The fair queue charges that, whatever the bill says."""
 
@@ -100,8 +83,10 @@ TOOK_NOTHING = Took()
 class AdmissionController:
     """All queues, accounts and open operations of one core."""
 
-    def __init__(self, *, lease_us: int) -> None:
+    def __init__(self, *, lease_us: int, memory_throttle_us: int = 0) -> None:
+        """`memory_throttle_us`: for so long a refusal for memory slows an account down."""
         self._lease_us = lease_us
+        self._memory_throttle_us = memory_throttle_us
         self.accounts = Accounts()
         self.queues: dict[str, FairQueue[Entry]] = {}
         self.entries: dict[str, Entry] = {}
@@ -145,7 +130,8 @@ class AdmissionController:
     def accept(self, applicant: Applicant, now_us: int) -> Admitted:
         """Check every limit, hold the tokens and take a place in the queue: all or nothing.
 
-        Raises `NeedsCount`, `NeedsTrim`, `LimitReached`, `QueueFull`, `NoReplica`; then nothing has changed.
+        Raises `NeedsCount`, `NeedsTrim`, `LimitReached`, `QueueFull`, `NoReplica`; then nothing has changed, but that
+        an account that had no memory for it is throttled.
         """
         request_id = applicant.request_id
         if request_id in self.entries:
@@ -161,9 +147,14 @@ class AdmissionController:
             accounts=accounts,
             held=size.total,
             is_exact=applicant.is_exact,
+            prompt_tokens=applicant.prompt_tokens,
+            output_tokens=ask.output_tokens,
+            memory=ask.memory,
+            memory_rate=applicant.memory_rate,
             flow=None if demand is None else demand.flow,
             weight=1.0 if demand is None else demand.weight,
             is_dedicated=applicant.is_dedicated,
+            is_throttled=applicant.is_throttled,
         )
         evicted = self.queues[applicant.model_id].enter(
             entry,
@@ -198,24 +189,26 @@ class AdmissionController:
             entry.home = None
             entry.replica_id = replica_id
             entry.lease_until_us = now_us + self._lease_us
-            book.grant(entry.accounts, is_stream=entry.is_stream)
+            book.grant(entry.accounts, is_stream=entry.is_stream, memory=entry.memory)
             yield entry
 
     def explain(self, entry: Entry, *, number_max: int) -> Explanation | None:
         """Why a request waits and where it stands, exactly among the first `number_max`; None if it does not wait."""
-        return self.queues[entry.model_id].why(entry, _may_start, number_max=number_max)
+        found = self.queues[entry.model_id].why(entry, _may_start, number_max=number_max)
+        return None if found is None else _explained(entry, found)
 
     def first_waiting(self, model_id: str, *, number_max: int) -> list[WaitingRequest[Entry]]:
         """The first ones in the expected order."""
-        return self.queues[model_id].in_expected_order(_may_start, number_max=number_max)
+        return _all_explained(self.queues[model_id].in_expected_order(_may_start, number_max=number_max))
 
     def waiting_of(
         self, model_id: str, tenant: str, *, number_max: int, looked_at_max: int
     ) -> list[WaitingRequest[Entry]]:
         """A tenant's own, with exact positions where they are among the first `looked_at_max` of all."""
-        return self.queues[model_id].waiting_requests_of(
+        found = self.queues[model_id].waiting_requests_of(
             tenant, _may_start, number_max=number_max, looked_at_max=looked_at_max
         )
+        return _all_explained(found)
 
     def put_back(self, entry: Entry) -> None:
         """The replica was full after all: the request is the next one again, and the replica is paused
@@ -224,7 +217,7 @@ class AdmissionController:
         assert entry.replica_id is not None
         entry.move(Phase.WAITING)
         replica_id, entry.replica_id = entry.replica_id, None
-        book.release(entry.accounts, is_stream=entry.is_stream)
+        book.release(entry.accounts, is_stream=entry.is_stream, memory=entry.memory)
         queue = self.queues[entry.model_id]
         queue.put_back(entry, replica_id, tenant=entry.tenant_id, tokens=entry.held)
         queue.pause(replica_id, is_paused=True)
@@ -240,16 +233,18 @@ class AdmissionController:
         assert entry.replica_id is not None
         entry.move(Phase.WAITING)
         entry.home, entry.replica_id = entry.replica_id, None
-        book.release(entry.accounts, is_stream=entry.is_stream)
+        book.release(entry.accounts, is_stream=entry.is_stream, memory=entry.memory)
         self.queues[entry.model_id].preempted(
             entry, entry.home, tokens=entry.held, output_tokens=output_tokens, in_favour_of=in_favour_of
         )
 
-    def trim(self, entry: Entry, total: int) -> None:
-        """The exact prompt is known: hold no more than it and the longest answer need."""
+    def trim(self, entry: Entry, total: int, *, prompt_tokens: int | None = None) -> bool:
+        """The exact prompt is known: hold no more than it and the longest answer need. Whether that has freed memory
+        for others.
+        """
         assert total >= 0
         if entry.phase not in (Phase.WAITING, Phase.GRANTED):
-            return
+            return False
         entry.is_exact = True
         self._bounds.pop(entry.request_id, None)
         if total < entry.held:
@@ -257,6 +252,17 @@ class AdmissionController:
             if entry.phase is Phase.WAITING:
                 self.queues[entry.model_id].resize(entry, total)
             entry.held = total
+        if prompt_tokens is not None and prompt_tokens < entry.prompt_tokens:
+            entry.prompt_tokens = prompt_tokens
+        return self._resize_memory(entry) < 0
+
+    def grow(self, entry: Entry, output_tokens: int) -> None:
+        """So many tokens of a granted request's answer are there: where that is more than was predicted, it needs more
+        memory than it holds. It gets that, whatever the limits say; newcomers find the less.
+        """
+        if entry.phase is Phase.GRANTED and output_tokens > entry.output_tokens:
+            entry.output_tokens = -(-output_tokens // OUTPUT_STEP) * OUTPUT_STEP
+            self._resize_memory(entry)
 
     def renew(self, entry: Entry, alive_us: int) -> None:
         """Somebody saw the attempt alive at this time."""
@@ -302,6 +308,17 @@ class AdmissionController:
         entry.move(Phase.CLOSED)
         del self.expired[entry.request_id]
 
+    def _resize_memory(self, entry: Entry) -> int:
+        """Let an entry have the memory that is now reckoned with. By how many bytes what is held has changed."""
+        more = entry.needed() - entry.memory
+        if not more:
+            return 0
+        entry.memory += more
+        if entry.phase is not Phase.GRANTED:
+            return 0
+        memory_book.resize(entry.accounts, more)
+        return more
+
     def _fit(self, applicant: Applicant, now_us: int) -> tuple[Size, Ask]:
         """How large the request may become, so that no limit stands against it."""
         accounts = applicant.accounts
@@ -313,18 +330,35 @@ class AdmissionController:
             context_tokens=applicant.context_tokens,
             room=room,
         )
-        ask = _ask(applicant, size)
+        ask = ask_of(applicant, size)
         excess = book.decide(accounts, ask, now_us, room=room)
         if excess is None:
             return size, ask
         self._ask_for_counts(applicant, excess)
-        if excess.limit_type in TOKEN_LIMITS and room is not None and applicant.may_be_shortened:
-            shorter = shortened(size, prompt_tokens=applicant.prompt_tokens, room=room)
+        if applicant.max_tokens is None and is_too_large_for_memory(excess):
+            smaller = clamped_to_memory(applicant, size)
+            if smaller is not None:
+                size, ask = smaller, ask_of(applicant, smaller)
+                excess = book.decide(accounts, ask, now_us, room=room)
+                if excess is None:
+                    return size, ask
+        if applicant.may_be_shortened and excess.limit_type in TOKEN_LIMITS:
+            shorter = shortened_to_fit(applicant, size, room)
             if shorter is not None:
-                ask = _ask(applicant, shorter)
+                ask = ask_of(applicant, shorter)
                 if book.decide(accounts, ask, now_us, room=room) is None:
                     return shorter, ask
+        self._throttle(applicant, excess, now_us)
         raise LimitReached(excess)
+
+    def _throttle(self, applicant: Applicant, excess: Excess, now_us: int) -> None:
+        """Slow down who is refused memory, unless the request could never have had it."""
+        if excess.limit_type != "memory" or excess.level not in THROTTLED_LEVELS or excess.free_at_us is None:
+            return
+        if self._memory_throttle_us:
+            self.accounts.throttle(
+                account_of(applicant, excess), now_us=now_us, until_us=now_us + self._memory_throttle_us
+            )
 
     def _ask_for_counts(self, applicant: Applicant, excess: Excess) -> None:
         """A bound must not refuse what the exact counts would let pass: neither its own nor others'."""
@@ -332,14 +366,19 @@ class AdmissionController:
             return
         if applicant.can_be_counted and not applicant.is_exact:
             raise NeedsCount
-        if excess.limit_type != "tpm" or applicant.is_final:
+        is_memory = excess.limit_type == "memory"
+        if (
+            applicant.is_final
+            or is_too_large_for_memory(excess)
+            or not (is_memory or excess.limit_type == "tpm")
+        ):
             return
-        (account,) = (
-            one
-            for one in applicant.accounts
-            if (one.level, one.account_id) == (excess.level, excess.account_id)
-        )
-        bounds = [entry for entry in self._bounds.values() if account in entry.accounts]
+        account = account_of(applicant, excess)
+        bounds = [
+            entry
+            for entry in self._bounds.values()
+            if account in entry.accounts and (not is_memory or entry.phase is Phase.GRANTED)
+        ]
         if bounds:
             raise NeedsTrim(bounds)
 
@@ -360,12 +399,29 @@ class AdmissionController:
                 output_tokens=took.output_tokens,
             )
             queue.release(entry.replica_id)
-            book.release(entry.accounts, is_stream=entry.is_stream)
-
-
-def _ask(applicant: Applicant, size: Size) -> Ask:
-    return Ask(prompt_tokens=applicant.prompt_tokens, total_tokens=size.total, is_stream=applicant.is_stream)
+            book.release(entry.accounts, is_stream=entry.is_stream, memory=entry.memory)
 
 
 def _may_start(entry: Entry) -> bool:
-    return book.may_start(entry.accounts, is_stream=entry.is_stream)
+    return book.may_start(
+        entry.accounts,
+        is_stream=entry.is_stream,
+        memory=entry.memory,
+        is_begun=entry.home is not None,
+    )
+
+
+def _explained(entry: Entry, explanation: Explanation) -> Explanation:
+    """The queue knows only that limits of its own hold a request back; whether it is memory is known here."""
+    if explanation.reason != "own_limit":
+        return explanation
+    if memory_book.fits(entry.accounts, memory=entry.memory, is_begun=entry.home is not None):
+        return explanation
+    reason: Reason = "throttled" if entry.is_throttled else "memory_limit"
+    return msgspec.structs.replace(explanation, reason=reason)
+
+
+def _all_explained(found: list[WaitingRequest[Entry]]) -> list[WaitingRequest[Entry]]:
+    return [
+        msgspec.structs.replace(one, explanation=_explained(one.ticket, one.explanation)) for one in found
+    ]

@@ -12,7 +12,8 @@
 from enum import Enum
 from typing import Final
 
-from headrace.limits.book import Account
+from headrace.limits.account import Account
+from headrace.limits.memory import NO_MEMORY, MemoryRate
 from headrace.scheduling.prompt_keys import PromptKeys
 
 
@@ -50,10 +51,15 @@ class Entry:
         "is_dedicated",
         "is_exact",
         "is_stream",
+        "is_throttled",
         "lease_until_us",
+        "memory",
+        "memory_rate",
         "model_id",
+        "output_tokens",
         "phase",
         "prompt_keys",
+        "prompt_tokens",
         "replica_id",
         "request_id",
         "tenant_id",
@@ -70,9 +76,14 @@ class Entry:
         accounts: tuple[Account, ...],
         held: int,
         is_exact: bool,
+        prompt_tokens: int = 0,
+        output_tokens: int = 0,
+        memory: int = 0,
+        memory_rate: MemoryRate = NO_MEMORY,
         flow: str | None = None,
         weight: float = 1.0,
         is_dedicated: bool = False,
+        is_throttled: bool = False,
     ) -> None:
         self.request_id = request_id
         self.tenant_id = tenant_id
@@ -83,6 +94,14 @@ class Entry:
         """Tokens held at every account."""
         self.is_exact = is_exact
         """Whether the prompt's part of it is counted; otherwise it is an upper bound."""
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        """So long an answer is reckoned with: what was predicted, or more once it has become longer."""
+        self.memory = memory
+        """Bytes that it holds at every account while it is granted: for these tokens, by `memory_rate`."""
+        self.memory_rate = memory_rate
+        self.is_throttled = is_throttled
+        """It came while one of its accounts was throttled: it waits where others are refused."""
         self.flow = flow or tenant_id
         """Whose counter it is charged to in the queue, by `weight`."""
         self.weight = weight
@@ -96,6 +115,10 @@ class Entry:
         """What it is recognised by, where there are several replicas and it may find or leave something there."""
         self.lease_until_us = 0
         """While granted: when it expires unless it is renewed."""
+
+    def needed(self) -> int:
+        """Bytes for the tokens that are reckoned with, and never for more than it may come to."""
+        return self.memory_rate.bytes_of(min(self.prompt_tokens + self.output_tokens, self.held))
 
     def move(self, phase: Phase) -> None:
         if phase not in TRANSITIONS[self.phase]:

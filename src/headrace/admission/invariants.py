@@ -4,7 +4,7 @@ from collections import Counter
 
 from headrace.admission.controller import AdmissionController
 from headrace.admission.entry import Phase
-from headrace.limits.book import Account
+from headrace.limits.account import Account
 
 _OPEN = frozenset({Phase.WAITING, Phase.DROPPED, Phase.GRANTED})
 
@@ -18,14 +18,20 @@ def check(controller: AdmissionController, now_us: int) -> None:
     held: Counter[Account] = Counter()
     running: Counter[Account] = Counter()
     streams: Counter[Account] = Counter()
+    memory: Counter[Account] = Counter()
     for entry in entries:
         assert entry.held >= 0
         for account in entry.accounts:
             held[account] += entry.held
+    for entry in entries:
+        assert entry.memory == entry.needed(), (
+            f"{entry.request_id} has {entry.memory}, needs {entry.needed()}"
+        )
     for entry in granted:
         for account in entry.accounts:
             running[account] += 1
             streams[account] += entry.is_stream
+            memory[account] += entry.memory
     for account in {*controller.accounts.all(), *held}:
         name = f"{account.level} {account.account_id!r}"
         assert account.window.held == held[account], (
@@ -35,6 +41,11 @@ def check(controller: AdmissionController, now_us: int) -> None:
         assert account.streams == streams[account], (
             f"{name} streams {account.streams}, not {streams[account]}"
         )
+        assert account.memory == memory[account], (
+            f"{name} holds {account.memory} bytes of memory, not {memory[account]}"
+        )
+        assert account.memory >= 0
+        assert account.memory_max is not None or not account.throttled_until_us, f"{name} has no memory limit"
         assert account.window.used(now_us) >= 0
     for model_id, queue in controller.queues.items():
         waiting = [e for e in entries if e.model_id == model_id and e.phase is Phase.WAITING]

@@ -48,6 +48,19 @@ def size_of(
     )
 
 
+def clamped(size: Size, *, prompt_tokens: int, room: int) -> Size | None:
+    """With the longest answer for which there is room, where the client set no maximum; None if there is none."""
+    maximum = min(size.maximum, room - prompt_tokens)
+    if maximum < 1:
+        return None
+    return Size(
+        maximum=maximum,
+        total=prompt_tokens + maximum,
+        is_clamped=True,
+        is_limited=True,
+    )
+
+
 def shortened(size: Size, *, prompt_tokens: int, room: int) -> Size | None:
     """With the longest answer for which there is room; None if that would be too short to be of use."""
     maximum = min(size.maximum, room - prompt_tokens)

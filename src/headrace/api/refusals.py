@@ -189,7 +189,7 @@ def _rate_limited(
         headers=(
             ("Retry-After", str(retry_after_s)),
             ("X-Governance-Action", "THROTTLED"),
-            ("X-RateLimit-Reason", limit_type.upper()),
+            ("X-RateLimit-Reason", _REASONS.get(limit_type) or limit_type.upper()),
         ),
         details={"limit_type": limit_type, **figures},
     )
@@ -200,17 +200,22 @@ def limit_exceeded(
     limit_type: str,
     level: str,
     limit: float,
-    used: int | None,
-    held: int | None,
-    requested: int,
+    used: float | None,
+    held: float | None,
+    requested: float,
     retry_after_s: int | None,
     reset_ts: int | None,
 ) -> Refusal:
-    """A limit stands against the request. Without `retry_after_s` it can never pass as it is."""
+    """A limit stands against the request. Without `retry_after_s` it can never pass as it is. Memory is in GB."""
     unit = _UNITS.get(limit_type, limit_type.replace("_", " "))
     whose = _WHOSE.get(level, f"{level}'s limit")
     if retry_after_s is None:
-        message = f"This request takes {requested}, more than the {whose} of {limit:g} {unit} ever allows."
+        message = f"This request takes {requested}{_GIVEN_IN.get(limit_type, '')}, more than the {whose} of {limit:g} {unit} ever allows."
+    elif limit_type == "memory" and held is not None:
+        message = (
+            f"The {whose} of {limit:g} {unit} is reached: {held:g} held by requests on workers, {requested:g} more "
+            "requested."
+        )
     elif used is None:
         message = f"The {whose} of {limit:g} {unit} is reached; {requested} more requested."
     else:
@@ -234,6 +239,8 @@ def limit_exceeded(
 
 
 _WHOSE: Final = {"tenant_model": "tenant's limit for this model"}
+_GIVEN_IN: Final = {"memory": " GB"}
+_REASONS: Final = {"memory": "GPU_MEMORY_EXCEEDED"}
 _UNITS: Final = {
     "rps": "requests per second",
     "tpm": "tokens per minute",
@@ -241,6 +248,7 @@ _UNITS: Final = {
     "streams": "streams at once",
     "prompt_tokens": "tokens in a prompt",
     "total_tokens": "tokens in a request",
+    "memory": "GB of GPU memory",
 }
 
 

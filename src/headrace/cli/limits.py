@@ -9,7 +9,7 @@ import click
 Limit = tuple[str, int | float | None]
 NamedLimit = tuple[str, Limit]
 Values = dict[str, int | float | None]
-NAMES = "rps, concurrency, streams, tpm, max_prompt_tokens, max_total_tokens"
+NAMES = "rps, concurrency, streams, tpm, max_prompt_tokens, max_total_tokens, gpu_memory_gb"
 
 
 class LimitType(click.ParamType[Limit]):

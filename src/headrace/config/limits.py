@@ -7,11 +7,12 @@ import msgspec
 Level = Literal["cluster", "model", "tenant", "department", "user", "tenant_model", "key"]
 InnerLevel = Literal["department", "user", "tenant_model"]
 """The levels inside a tenant. `tenant_model` is what one tenant takes of one model."""
-LimitType = Literal["rps", "tpm", "concurrency", "streams", "prompt_tokens", "total_tokens"]
+LimitType = Literal["rps", "tpm", "concurrency", "streams", "prompt_tokens", "total_tokens", "memory"]
 
 _Rate = Annotated[float, msgspec.Meta(gt=0, le=1_000_000)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
+_Gigabytes = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -29,6 +30,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Tokens of one prompt."""
     max_total_tokens: _Tokens | None = None
     """Tokens of one request, prompt and answer together."""
+    gpu_memory_gb: _Gigabytes | None = None
+    """GB (1024 MB) of memory that requests on workers are taken to need at once."""
 
 
 UNLIMITED = Limits()

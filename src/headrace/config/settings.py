@@ -122,6 +122,15 @@ BUILTIN_SAMPLING = SamplingDefaults(temperature=0.2, top_p=0.9)
 """What the built-in model's publisher recommends; at temperature 1 so small a model talks nonsense."""
 
 
+class MemorySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much memory a request is taken to need, for limits of `gpu_memory_gb`. MB are 1024 KB."""
+
+    base_mb: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 128.0
+    """For the request itself."""
+    mb_per_token: Annotated[float, msgspec.Meta(gt=0, le=1_000_000)] = 1.2
+    """For each token of prompt and answer."""
+
+
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model that clients can ask for: a GGUF file served by our own workers, or a foreign upstream."""
 
@@ -140,6 +149,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     degrade_to: str | None = None
     """A cheaper model, of this list, for requests that find no place here, if their tenant's `allow_degrade` is set and
     they do not forbid it."""
+    memory: MemorySettings | None = None
+    """What a request is taken to need. Left out: of our own workers what the model's KV geometry says, exactly; of
+    upstreams, and before the first worker is ready, the defaults."""
     sampling: SamplingDefaults | None = None
     """Left out: the API's defaults; for the built-in model temperature 0.2 and top_p 0.9."""
     upstream: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s?#]+$")] | None = None
@@ -244,6 +256,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lease_s: Annotated[float, msgspec.Meta(gt=0, le=3_600)] = 30.0
     """A request on a worker that nobody has seen alive for so long is ended and what it holds is given back; its
     record is posted should it still come."""
+    memory_throttle_s: Annotated[float, msgspec.Meta(ge=0, le=604_800)] = 600.0
+    """For so long a refusal by `gpu_memory_gb` slows down the tenant, department, user or key whose limit it was: requests
+    that find no memory wait for it, at half the share, and are not refused. 0 slows nobody down."""
     drain_s: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 30.0
     """How long a stopping server waits for running requests."""
     worker_step_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3_600)] = 120.0

@@ -14,7 +14,10 @@ from headrace.config.limits import UNLIMITED, Level, Limits
 from headrace.core.directory import Directory
 from headrace.errors import Refusal
 from headrace.ledger.records import OperationRecord
-from headrace.limits.book import Account, Excess
+from headrace.limits import memory_book
+from headrace.limits.account import Account
+from headrace.limits.book import Excess
+from headrace.limits.memory import gb_of
 
 CALLERS_MAX: Final = 10_000
 """Callers whose accounts are remembered."""
@@ -69,6 +72,11 @@ class CallerAccounts:
         self._found[api_key_id, user_id, model_id] = (levels, self._accounts.generation, accounts)
         return accounts
 
+    def is_throttled(self, accounts: Iterable[Account], now_us: int) -> bool:
+        """Whether one of them was refused for memory not long ago."""
+        # Where nobody ever was, which is nearly everywhere, nobody has to be looked at.
+        return self._accounts.has_throttled and memory_book.is_throttled(accounts, now_us)
+
     def restore(self, records: Iterable[OperationRecord]) -> None:
         """Count what was settled before this process began. Oldest first."""
         now_us, wall_us = self._clock.monotonic_us(), self._clock.wall_us()
@@ -82,14 +90,15 @@ class CallerAccounts:
         """The reply to a request that does not fit."""
         now_us = self._clock.monotonic_us()
         wait_us = None if excess.free_at_us is None else max(0, excess.free_at_us - now_us)
+        shown = gb_of if excess.limit_type == "memory" else _as_it_is
         return refusals.limit_exceeded(
             limit_type=excess.limit_type,
             level=excess.level,
-            limit=excess.limit,
+            limit=shown(excess.limit),
             # What others use of a shared limit is not this caller's business.
-            used=None if excess.level in SHARED_LEVELS else excess.used,
-            held=None if excess.level in SHARED_LEVELS else excess.held,
-            requested=excess.requested,
+            used=None if excess.level in SHARED_LEVELS else shown(excess.used),
+            held=None if excess.level in SHARED_LEVELS else shown(excess.held),
+            requested=shown(excess.requested),
             retry_after_s=None if wait_us is None else max(1, -(-wait_us // 1_000_000)),
             reset_ts=None if wait_us is None else self._clock.wall_us() + wait_us,
         )
@@ -138,9 +147,16 @@ class CallerAccounts:
                 "requests_running": account.running,
                 "streams_running": account.streams,
                 "recovers_ts": self._recovers_ts(account, now_us),
+                "gpu_memory_held_gb": gb_of(account.memory),
+                "throttled_until_ts": self._throttled_until_ts(account, now_us),
             }
             for account in accounts
         ]
+
+    def _throttled_until_ts(self, account: Account, now_us: int) -> int | None:
+        """Until when an account that was refused for memory is slowed down; None if it is not."""
+        left_us = account.throttled_until_us - now_us
+        return self._clock.wall_us() + left_us if left_us > 0 else None
 
     def _recovers_ts(self, account: Account, now_us: int) -> int | None:
         """When the account's tokens are whole again if nothing more is used; None if they are."""
@@ -151,6 +167,10 @@ class CallerAccounts:
             return None
         free_us = account.window.free_at_us(limit, limit - account.window.held, now_us)
         return self._clock.wall_us() + max(0, free_us - now_us) if free_us else None
+
+
+def _as_it_is(number: float) -> float:
+    return number
 
 
 def _levels_of(record: OperationRecord) -> list[tuple[Level, str]]:

@@ -11,7 +11,8 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from headrace.admission.controller import AdmissionController, Admitted, Applicant, LimitReached
+from headrace.admission.applicant import Applicant
+from headrace.admission.controller import AdmissionController, Admitted, LimitReached
 from headrace.admission.entry import Entry, Phase
 from headrace.api import refusals
 from headrace.caching.slots import KEPT_IN_FULL, CacheOrder
@@ -19,8 +20,9 @@ from headrace.clock import Clock
 from headrace.config.scheduling import SchedulingSettings, ServiceClass
 from headrace.config.settings import ModelSettings, Settings
 from headrace.core.accounts import CallerAccounts
+from headrace.core.applicants import Applicants
 from headrace.core.cache_orders import CacheOrders, session_key
-from headrace.core.demands import count_service, demand_of, learn, took
+from headrace.core.demands import count_service, learn, took
 from headrace.core.directory import Directory
 from headrace.core.dispatcher import Dispatcher
 from headrace.core.metrics import CoreMetrics
@@ -28,7 +30,7 @@ from headrace.core.operation import Operation
 from headrace.core.queue_views import QueueViews
 from headrace.core.recovery import close_left_open
 from headrace.core.refusal_log import RefusalLog
-from headrace.core.replica import Replica, ReplicaBusy
+from headrace.core.replica import Answer, Replica, ReplicaBusy
 from headrace.core.served_model import ServedModel, capacity_by
 from headrace.core.sessions import Sessions
 from headrace.core.watch import Watch
@@ -77,8 +79,13 @@ class Core:
         self.journal = journal
         self.clock = clock
         self.metrics = metrics
-        self.controller = AdmissionController(lease_us=int(settings.lease_s * 1e6))
+        self.controller = AdmissionController(
+            lease_us=int(settings.lease_s * 1e6), memory_throttle_us=int(settings.memory_throttle_s * 1e6)
+        )
         self.accounts = CallerAccounts(self.controller.accounts, directory, clock, cluster=settings.limits)
+        self._applicants = Applicants(
+            self.accounts, directory, default_max_tokens=settings.default_max_tokens
+        )
         self.sessions = Sessions(clock, ttl_s=settings.session_ttl_s)
         self.cache_orders = CacheOrders(directory, self.sessions, session_ttl_s=settings.session_ttl_s)
         self.is_stopping = False
@@ -187,7 +194,16 @@ class Core:
         if not self.journal.is_healthy:
             raise refusals.store_unavailable()
         now_us = self.clock.monotonic_us()
-        applicant = self._applicant(model, reservation, max_tokens, priority, is_exact, is_final, may_degrade)
+        applicant = self._applicants.of(
+            model,
+            reservation,
+            max_tokens=max_tokens,
+            priority=priority,
+            is_exact=is_exact,
+            is_final=is_final,
+            may_be_shortened=may_degrade,
+            now_us=now_us,
+        )
         try:
             admitted = self._admit(model, applicant, now_us)
         except Refusal as refusal:
@@ -218,6 +234,8 @@ class Core:
 
     def turn_away(self, reservation: Reservation, refusal: Refusal) -> None:
         """Record a refusal without waiting for the journal."""
+        if refusal.details.get("limit_type") == "memory":
+            self.metrics.refused_memory(reservation.model, refusal.details["level"])
         self._refusals.record(reservation, refusal)
 
     async def count_prompt(self, model_id: str, messages: list[Message]) -> int | None:
@@ -242,7 +260,7 @@ class Core:
         total = operation.size.total
         if tokens is not None:
             total = min(total, tokens + operation.size.maximum)
-        self.controller.trim(operation.entry, total)
+        self._trim(operation, total, prompt_tokens=tokens)
 
     def put_back(self, operation: Operation, busy: ReplicaBusy) -> None:
         """A granted request could not start: it waits again, as the next one, and the replica has a pause."""
@@ -250,12 +268,12 @@ class Core:
         if operation.wait is None and operation.replica is None:
             operation.wait = self.queues.at_entry(operation.entry)
 
-    def begun(self, operation: Operation, exact_total: int | None) -> None:
+    def begun(self, operation: Operation, answer: Answer) -> None:
         """The replica has taken the request. If it says how long that is, no more is held than it needs."""
         if operation.model.busy and operation.replica is not None:
             operation.model.busy.pop(operation.replica.replica_id, None)
-        if exact_total is not None:
-            self.controller.trim(operation.entry, exact_total)
+        if answer.exact_total is not None:
+            self._trim(operation, answer.exact_total, prompt_tokens=answer.prompt_tokens)
 
     def settle(self, operation: Operation, ending: Ending, counts: Counts) -> "asyncio.Future[None]":
         """Write the final record and free the place. The future is done once the record is durable."""
@@ -382,49 +400,10 @@ class Core:
 
     # --- inside -----------------------------------------------------------------------------------------
 
-    def _applicant(
-        self,
-        model: ServedModel,
-        reservation: Reservation,
-        max_tokens: int | None,
-        priority: int,
-        is_exact: bool,
-        is_final: bool,
-        may_be_shortened: bool,
-    ) -> Applicant:
-        accounts = self.accounts.of(
-            tenant_id=reservation.tenant_id,
-            api_key_id=reservation.api_key_id,
-            user_id=reservation.user_id,
-            model_id=model.model_id,
-        )
-        sharing = self.directory.sharing_of(reservation.tenant_id)
-        demand = demand_of(
-            model,
-            reservation,
-            sharing,
-            accounts,
-            maximum=self.settings.default_max_tokens if max_tokens is None else max_tokens,
-            priority=priority,
-            is_exact=is_exact,
-        )
-        return Applicant(
-            request_id=reservation.request_id,
-            tenant_id=reservation.tenant_id,
-            model_id=model.model_id,
-            accounts=accounts,
-            prompt_tokens=reservation.prompt_tokens_estimated,
-            max_tokens=max_tokens,
-            default_max_tokens=self.settings.default_max_tokens,
-            context_tokens=model.context_tokens,
-            is_stream=reservation.mode == "stream",
-            is_exact=is_exact,
-            can_be_counted=model.can_count,
-            is_final=is_final,
-            may_be_shortened=may_be_shortened,
-            demand=demand,
-            is_dedicated=sharing.isolation == "dedicated",
-        )
+    def _trim(self, operation: Operation, total: int, *, prompt_tokens: int | None) -> None:
+        """Hold no more than so many tokens. Where that frees memory, others may begin."""
+        if self.controller.trim(operation.entry, total, prompt_tokens=prompt_tokens):
+            self._dispatcher.dispatch_all()
 
     def _admit(self, model: ServedModel, applicant: Applicant, now_us: int) -> Admitted:
         try:
@@ -432,7 +411,8 @@ class Core:
         except LimitReached as reached:
             raise self.accounts.refusal(reached.excess) from None
         except QueueFull as full:
-            raise self.queues.refusal(model, applicant.tenant_id, full) from None
+            assert applicant.demand is not None
+            raise self.queues.refusal(model, applicant.tenant_id, applicant.demand, full) from None
         except NoReplica:
             raise refusals.no_worker(model.model_id, retry_after_s=5) from None
 

@@ -6,7 +6,7 @@ from headrace.admission.controller import Took
 from headrace.config.scheduling import Sharing
 from headrace.core.served_model import ServedModel
 from headrace.ledger.records import OperationRecord, Reservation
-from headrace.limits.book import Account
+from headrace.limits.account import Account
 from headrace.scheduling.policy import Demand
 
 if TYPE_CHECKING:
@@ -16,14 +16,19 @@ SHARED_FLOW = "@shared"
 """The one queue of all tenants that share one. No tenant can be called so."""
 
 
-def flow_of(tenant_id: str, sharing: Sharing) -> str:
-    """Whose counter a tenant's requests are charged to."""
-    return SHARED_FLOW if sharing.isolation == "shared" else tenant_id
+THROTTLED_SHARE = 0.5
+"""What is left of its weight to a caller that was refused for memory, for a while."""
 
 
-def weight_of(sharing: Sharing) -> float:
+def flow_of(tenant_id: str, sharing: Sharing, *, is_throttled: bool) -> str:
+    """Whose counter a tenant's requests are charged to. Who is throttled shares it with nobody."""
+    return SHARED_FLOW if sharing.isolation == "shared" and not is_throttled else tenant_id
+
+
+def weight_of(sharing: Sharing, *, is_throttled: bool) -> float:
     """What divides the cost of its requests. All who share a queue have the weight of one."""
-    return 1.0 if sharing.isolation == "shared" else sharing.weight
+    weight = 1.0 if sharing.isolation == "shared" else sharing.weight
+    return weight * THROTTLED_SHARE if is_throttled else weight
 
 
 def demand_of(
@@ -35,6 +40,7 @@ def demand_of(
     maximum: int,
     priority: int,
     is_exact: bool,
+    is_throttled: bool,
 ) -> Demand:
     """`maximum`: most tokens of the answer; `priority`: what the client asked for."""
     prompt_tokens = reservation.prompt_tokens_estimated
@@ -43,12 +49,13 @@ def demand_of(
     return Demand(
         prompt_tokens=prompt_tokens,
         expected_output_tokens=model.expectations.output_tokens(reservation.tenant_id, maximum),
-        weight=weight_of(sharing),
+        weight=weight_of(sharing, is_throttled=is_throttled),
         service_class=reservation.priority,
         priority=min(priority, sharing.priority_max),
-        # Requests of one caller may start or may not, all alike.
+        # Requests of one caller may start or may not, all alike. Where its memory is limited, a smaller one might where
+        # a larger one before it may not; it stays behind that one, or the large one would wait for ever.
         gate=(accounts, reservation.mode),
-        flow=SHARED_FLOW if sharing.isolation == "shared" else None,
+        flow=SHARED_FLOW if sharing.isolation == "shared" and not is_throttled else None,
     )
 
 
@@ -79,3 +86,5 @@ def learn(model: ServedModel, reservation: Reservation, record: OperationRecord)
         if reservation.prompt_tokens_estimated > record.prompt_tokens:  # else it had been counted
             model.expectations.counted(reservation.prompt_tokens_estimated, record.prompt_tokens)
         model.expectations.answered(reservation.tenant_id, record.completion_tokens)
+    elif record.completion_tokens:
+        model.expectations.broken_off(reservation.tenant_id, record.completion_tokens)

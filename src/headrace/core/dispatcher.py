@@ -87,13 +87,16 @@ class Dispatcher:
             del self._stopping[model_id]
 
     def note_progress(self) -> None:
-        """Tell the queues how far what runs has come: what writes more than was expected is charged for it now, and
-        a long prompt that has been read in makes room for the next one.
+        """Tell the queues how far what runs has come: what writes more than was expected is charged for it now, what
+        writes more than was predicted takes memory for it, and a long prompt that has been read in makes room for the
+        next one.
         """
         for operation in self._operations.values():
-            answer = operation.answer
-            if answer is not None and operation.entry.phase is Phase.GRANTED and answer.tokens_generated:
-                operation.model.queue.progress(operation.entry, answer.tokens_generated)
+            answer, entry = operation.answer, operation.entry
+            if answer is not None and entry.phase is Phase.GRANTED and answer.tokens_generated:
+                operation.model.queue.progress(entry, answer.tokens_generated)
+                if answer.tokens_generated > entry.output_tokens:
+                    self._controller.grow(entry, answer.tokens_generated)
         self.dispatch_all()
 
     def _resume(self, model: ServedModel, replica_id: str) -> None:

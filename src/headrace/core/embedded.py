@@ -35,6 +35,10 @@ class EmbeddedReplica:
     def context_tokens(self) -> int | None:
         return self.engine.request_tokens_max
 
+    @property
+    def kv_bytes_per_token(self) -> int | None:
+        return self.engine.kv_bytes_per_token
+
     can_count = True
 
     async def count_prompt(self, messages: list[Message]) -> int | None:
@@ -87,6 +91,7 @@ class EmbeddedAnswer:
         self.tokens_told = 0
         self.tokens_generated = 0
         self.exact_total: int | None = None
+        self.prompt_tokens: int | None = None
 
     is_recorded = True
 
@@ -104,6 +109,7 @@ class EmbeddedAnswer:
         accepted = events[0]
         if isinstance(accepted, Accepted):
             self.exact_total = accepted.prompt_tokens + accepted.max_tokens
+            self.prompt_tokens = accepted.prompt_tokens
         else:
             self._check(accepted)
         self._early = events[1:]

@@ -264,6 +264,8 @@ class WaitingView(msgspec.Struct, frozen=True, kw_only=True):
     waited_ms: int
     reason: str
     reason_text: str
+    is_throttled: bool
+    """It came while a limit of memory slowed its caller down."""
     share: float
     service_class: ServiceClass
     priority: int

@@ -87,6 +87,24 @@ class CoreMetrics:
             ["model"],
             registry,
         )
+        self._memory_held = GaugeFamily(
+            "headrace_memory_held_bytes",
+            "Memory that requests on replicas are taken to need, as limits of gpu_memory_gb count it.",
+            ["model"],
+            registry,
+        )
+        self._throttled = GaugeFamily(
+            "headrace_accounts_throttled",
+            "Tenants, departments, users, models of tenants and keys that a refusal for memory slows down.",
+            [],
+            registry,
+        )
+        self._memory_refusals = CounterFamily(
+            "headrace_memory_refusals",
+            "Requests refused by a limit of memory, by the level of that limit.",
+            ["model", "level"],
+            registry,
+        )
         self._replies = CounterFamily(
             "headrace_http_replies", "Replies by route and status.", ["route", "status"], registry
         )
@@ -144,6 +162,19 @@ class CoreMetrics:
         """Say where the numbers of the queues come from."""
         self._waiting.read_with(waiting)
         self._jain.read_with(jain_index)
+
+    def watch_memory(
+        self,
+        *,
+        held: Callable[[], Iterable[tuple[Labels, float]]],
+        throttled: Callable[[], Iterable[tuple[Labels, float]]],
+    ) -> None:
+        """Say where the numbers of the limits of memory come from."""
+        self._memory_held.read_with(held)
+        self._throttled.read_with(throttled)
+
+    def refused_memory(self, model: str, level: str) -> None:
+        self._memory_refusals.add((model, level))
 
     def replied(self, route: str, status: int) -> None:
         self._replies.add((route, str(status)))

@@ -23,6 +23,7 @@ from headrace.core.served_model import ServedModel
 from headrace.errors import Refusal
 from headrace.scheduling.explain import REASONS, Explanation
 from headrace.scheduling.explained_queue import TenantPart, WaitingRequest
+from headrace.scheduling.policy import Demand
 from headrace.scheduling.queue_bounds import QueueFull
 from headrace.telemetry.families import Labels
 
@@ -54,11 +55,13 @@ class QueueViews:
         """Where a request stands now; None if it does not wait."""
         operation.model.queue.advance(self._clock.monotonic_us())
         found = self._controller.explain(operation.entry, number_max=bounds.QUEUE_POSITIONS_MAX)
-        return None if found is None else _shown(found)
+        return None if found is None else _shown(found, operation.entry)
 
-    def facts(self, model: ServedModel, tenant: str, wait: Explanation | None = None) -> QueueFacts:
-        """What a tenant is told that was refused a place in the queue, or has lost the one it had (`wait`). Takes the
-        same time however many wait."""
+    def facts(
+        self, model: ServedModel, tenant: str, *, flow: str, weight: float, wait: Explanation | None = None
+    ) -> QueueFacts:
+        """What a tenant is told that was refused a place in the queue, or has lost the one it had (`wait`). `flow` and
+        `weight`: of the request. Takes the same time however many wait."""
         queue = model.queue
         limits = queue.bounds
         tenant_length, tenant_tokens = queue.waiting_of(tenant)
@@ -72,7 +75,7 @@ class QueueViews:
             tenant_length_max=limits.tenant_length,
             tenant_tokens=tenant_tokens,
             tenant_tokens_max=limits.tenant_tokens,
-            share=round(self._share(model, tenant), 4),
+            share=round(queue.share_of(flow, weight), 4),
         )
         if wait is None:
             return facts
@@ -80,16 +83,19 @@ class QueueViews:
             facts, position=wait.position, is_position_exact=wait.is_exact, reason=wait.reason
         )
 
-    def refusal(self, model: ServedModel, tenant: str, full: QueueFull) -> Refusal:
+    def refusal(self, model: ServedModel, tenant: str, demand: Demand, full: QueueFull) -> Refusal:
         """The reply to a request that found the queue full."""
-        facts = self.facts(model, tenant)
+        facts = self.facts(model, tenant, flow=demand.flow or tenant, weight=demand.weight)
         return refusals.queue_full(
             level=full.level, bound=full.bound, limit=full.limit, used=full.used, queue=facts
         )
 
     def facts_of(self, operation: Operation) -> QueueFacts:
         """What the client of a request is told that waited in vain."""
-        facts = self.facts(operation.model, operation.reservation.tenant_id, operation.wait)
+        entry = operation.entry
+        facts = self.facts(
+            operation.model, entry.tenant_id, flow=entry.flow, weight=entry.weight, wait=operation.wait
+        )
         waited_us = self._clock.monotonic_us() - operation.accepted_us
         return msgspec.structs.replace(facts, waited_ms=waited_us // 1000)
 
@@ -101,12 +107,15 @@ class QueueViews:
         queue = model.queue
         queue.advance(now_us)
         sharing = self._directory.sharing_of(tenant)
-        flow = flow_of(tenant, sharing)
-        part = queue.part_of(flow, weight_of(sharing))
+        account = self._controller.accounts.find("tenant", tenant)
+        is_throttled = account is not None and account.throttled_until_us > now_us
+        flow = flow_of(tenant, sharing, is_throttled=is_throttled)
+        weight = weight_of(sharing, is_throttled=is_throttled)
+        part = queue.part_of(flow, weight)
         own = self._controller.waiting_of(
             model.model_id, tenant, number_max=bounds.QUEUE_LIST_MAX, looked_at_max=bounds.QUEUE_POSITIONS_MAX
         )
-        facts = msgspec.to_builtins(self.facts(model, tenant))
+        facts = msgspec.to_builtins(self.facts(model, tenant, flow=flow, weight=weight))
         for name in ("position", "is_position_exact", "reason", "waited_ms", "share"):
             del facts[name]
         return {
@@ -119,6 +128,7 @@ class QueueViews:
             "tenant": {
                 "id": tenant,
                 "is_shared": flow != tenant,
+                "is_throttled": is_throttled,
                 "weight": part.weight,
                 "share": round(part.share, 4),
                 "lead": round(part.lead, 3),
@@ -164,11 +174,16 @@ class QueueViews:
         now_us = self._clock.monotonic_us()
         return [((model.model_id,), model.service.jain(now_us)) for model in list(self._models.values())]
 
-    # --- inside -------------------------------------------------------------------------------------
+    def memory_held(self) -> list[tuple[Labels, float]]:
+        """Bytes by model. May be asked from another thread."""
+        accounts = [self._controller.accounts.find("model", name) for name in list(self._models)]
+        return [((one.account_id,), one.memory) for one in accounts if one is not None]
 
-    def _share(self, model: ServedModel, tenant: str) -> float:
-        sharing = self._directory.sharing_of(tenant)
-        return model.queue.share_of(flow_of(tenant, sharing), weight_of(sharing))
+    def num_throttled(self) -> list[tuple[Labels, float]]:
+        """Accounts that are slowed down. May be asked from another thread."""
+        return [((), self._controller.accounts.num_throttled(self._clock.monotonic_us()))]
+
+    # --- inside -------------------------------------------------------------------------------------
 
     def _view(self, model: ServedModel, limit: int) -> m.QueueView:
         now_us = self._clock.monotonic_us()
@@ -216,19 +231,20 @@ def _tenant_view(part: TenantPart, received: float) -> m.TenantQueueView:
 def _listed(one: WaitingRequest[Entry]) -> dict[str, Any]:
     return {
         "request_id": one.ticket.request_id,
-        **_shown(one.explanation),
+        **_shown(one.explanation, one.ticket),
         "service_class": one.service_class,
         "priority": one.priority,
         "tokens": one.tokens,
     }
 
 
-def _shown(explanation: Explanation) -> dict[str, Any]:
+def _shown(explanation: Explanation, entry: Entry) -> dict[str, Any]:
     return {
         "position": explanation.position,
         "is_position_exact": explanation.is_exact,
         "waited_ms": explanation.waited_us // 1000,
         "reason": explanation.reason,
         "reason_text": REASONS[explanation.reason],
+        "is_throttled": entry.is_throttled,
         "share": round(explanation.tenant_share, 4),
     }

@@ -83,6 +83,11 @@ class Answer(Protocol):
         ...
 
     @property
+    def prompt_tokens(self) -> int | None:
+        """After `begin`: the prompt as the replica counted it; None if it does not say."""
+        ...
+
+    @property
     def tokens_told(self) -> int:
         """Tokens of the answer behind what `stream` has yielded so far."""
         ...
@@ -149,6 +154,11 @@ class Replica(Protocol):
     @property
     def context_tokens(self) -> int | None:
         """Most tokens of prompt and answer; None where it is not known."""
+        ...
+
+    @property
+    def kv_bytes_per_token(self) -> int | None:
+        """What a token takes of its memory; None where that is not known."""
         ...
 
     @property

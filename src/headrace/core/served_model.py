@@ -6,8 +6,9 @@ from headrace.admission.entry import Entry
 from headrace.caching.slots import CacheOrder
 from headrace.clock import Clock
 from headrace.config.scheduling import SchedulingSettings, ServiceClass
-from headrace.config.settings import ModelSettings, QueueSettings
+from headrace.config.settings import MemorySettings, ModelSettings, QueueSettings
 from headrace.core.replica import Replica
+from headrace.limits.memory import MemoryRate
 from headrace.request.controls import AS_CONFIGURED, Controls
 from headrace.request.messages import Message
 from headrace.scheduling.affinity import Affinity, Reason
@@ -42,6 +43,9 @@ class ServedModel:
             warm_on=self._warm_on if self.affinity is not None else None,
         )
         self.expectations = Expectations()
+        self.memory_rate = MemoryRate.of_settings(settings.memory or MemorySettings())
+        """What a request needs. As the settings say, or as a replica does; it is remembered when that is gone."""
+        self._is_memory_known = settings.memory is not None
         self.service = ServiceWindow()
         """What each tenant got lately."""
         self.waiting: dict[ServiceClass, int] = {}
@@ -155,6 +159,10 @@ class ServedModel:
         """What they say stays the same for their lives, so it is not asked for each request."""
         self.context_tokens = next((replica.context_tokens for replica in self.replicas.values()), None)
         self.can_count = any(replica.can_count for replica in self.replicas.values())
+        for replica in self.replicas.values():
+            if not self._is_memory_known and replica.kv_bytes_per_token is not None:
+                self.memory_rate = MemoryRate(0, replica.kv_bytes_per_token)
+                self._is_memory_known = True  # the geometry is the model's, whatever worker says it
 
 
 def queue_bounds(settings: QueueSettings) -> QueueBounds:

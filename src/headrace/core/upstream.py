@@ -63,6 +63,7 @@ class UpstreamReplica:
     """A foreign server. `key` is sent as a bearer token and never logged."""
 
     context_tokens: int | None = None
+    kv_bytes_per_token: int | None = None
     can_count = False
 
     def __init__(
@@ -115,6 +116,7 @@ class UpstreamAnswer:
     """A relayed answer."""
 
     exact_total: int | None = None
+    prompt_tokens: int | None = None
     is_recorded = False
     can_preempt = False
     heard_us: int | None = None

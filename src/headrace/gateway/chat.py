@@ -101,7 +101,7 @@ class ChatCompletions:
             except ReplicaBusy as busy:
                 operation.put_back(busy)
                 continue
-            self._core.begun(operation, answer.exact_total)
+            self._core.begun(operation, answer)
             return answer
 
     async def _wait_for_grant(self, exchange: Exchange, operation: Operation) -> None:

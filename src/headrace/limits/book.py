@@ -6,15 +6,19 @@ second truth: at the start it is rebuilt from them. A refusal changes nothing.
     decide ──▶ hold (accepted) ──▶ grant (on a worker) ──▶ release ──▶ settle
                   │      └── trim (the exact prompt is known) ──▲
                   └───────────────── settle ────────────────────▲
+
+Memory is taken with the grant, in bytes, at all accounts: those that do not limit it know all the same what is held,
+should a limit be set while requests run. Whether a refusal slows its account down is for the caller of `decide` to say.
 """
 
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from headrace.config.limits import UNLIMITED, Level, Limits, LimitType
-from headrace.limits.rate import RequestRate
-from headrace.limits.window import WINDOW_US, TokenWindow
+from headrace.config.limits import UNLIMITED, Level, LimitType
+from headrace.limits.account import Account as Account
+from headrace.limits.memory_book import has_room
+from headrace.limits.window import WINDOW_US
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -24,6 +28,12 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     total_tokens: int
     """Prompt and longest answer together: what is held."""
     is_stream: bool
+    output_tokens: int = 0
+    """So long an answer is reckoned with, which decides `memory`."""
+    memory: int = 0
+    """Bytes that it is expected to need on a worker."""
+    waits_for_memory: bool = False
+    """Wait rather than be refused where memory is taken at the moment."""
 
 
 class Excess(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,39 +43,12 @@ class Excess(msgspec.Struct, frozen=True, kw_only=True):
     level: Level
     account_id: str
     limit: float
+    """Of memory, like what follows, in bytes."""
     used: int
     held: int
     requested: int
     free_at_us: int | None
     """When it could pass, if nothing else came; None if never."""
-
-
-class Account:
-    """What one tenant, key, model or the cluster has taken."""
-
-    __slots__ = ("account_id", "level", "limits", "rate", "running", "streams", "window")
-
-    def __init__(self, level: Level, account_id: str, limits: Limits) -> None:
-        self.level: Level = level
-        self.account_id = account_id
-        self.limit(limits)
-        self.rate = RequestRate()
-        self.window = TokenWindow()
-        self.running = 0
-        self.streams = 0
-
-    def limit(self, limits: Limits) -> None:
-        """These limits from now on."""
-        # Most accounts have none. Those share one object, so that the checks below can tell in one comparison.
-        self.limits = UNLIMITED if limits == UNLIMITED else limits
-
-    def is_idle(self, now_us: int) -> bool:
-        return (
-            not self.running
-            and not self.streams
-            and self.rate.is_idle(now_us)
-            and self.window.is_idle(now_us)
-        )
 
 
 def decide(accounts: Iterable[Account], ask: Ask, now_us: int, *, room: int | None = None) -> Excess | None:
@@ -92,8 +75,12 @@ def hold(accounts: Iterable[Account], ask: Ask, now_us: int) -> None:
         account.window.held += tokens
 
 
-def may_start(accounts: Iterable[Account], *, is_stream: bool) -> bool:
-    """Whether a request that is held may go to a worker now."""
+def may_start(
+    accounts: Iterable[Account], *, is_stream: bool, memory: int = 0, is_begun: bool = False
+) -> bool:
+    """Whether a request that is held may go to a worker now, where it needs so many bytes. `is_begun`: it has been on
+    one before.
+    """
     for account in accounts:
         limits = account.limits
         if limits is UNLIMITED:
@@ -102,21 +89,26 @@ def may_start(accounts: Iterable[Account], *, is_stream: bool) -> bool:
             return False
         if is_stream and limits.streams is not None and account.streams >= limits.streams:
             return False
+        if account.memory_max is not None and not has_room(account, memory, is_begun=is_begun):
+            return False
     return True
 
 
-def grant(accounts: Iterable[Account], *, is_stream: bool) -> None:
+def grant(accounts: Iterable[Account], *, is_stream: bool, memory: int = 0) -> None:
     for account in accounts:
         account.running += 1
         account.streams += is_stream
+        account.memory += memory
 
 
-def release(accounts: Iterable[Account], *, is_stream: bool) -> None:
+def release(accounts: Iterable[Account], *, is_stream: bool, memory: int = 0) -> None:
     for account in accounts:
         assert account.running > 0
         account.running -= 1
         account.streams -= is_stream
+        account.memory -= memory
         assert account.streams >= 0
+        assert account.memory >= 0
 
 
 def trim(accounts: Iterable[Account], tokens: int) -> None:
@@ -157,6 +149,9 @@ def _excess(account: Account, ask: Ask, now_us: int, *, has_room: bool) -> Exces
         return _outright(
             account, "total_tokens", limits.max_total_tokens, requested=ask.total_tokens, is_final=True
         )
+    memory_max = account.memory_max
+    if memory_max is not None and ask.memory > memory_max:
+        return _too_much_memory(account, memory_max, ask, is_final=True)
     if limits.concurrency is not None and account.running >= limits.concurrency:
         return _busy(account, "concurrency", limits.concurrency, account.running)
     if ask.is_stream and limits.streams is not None and account.streams >= limits.streams:
@@ -174,13 +169,15 @@ def _excess(account: Account, ask: Ask, now_us: int, *, has_room: bool) -> Exces
                 requested=1,
                 free_at_us=now_us + wait_us,
             )
-    if limits.tpm is None or has_room:
-        return None
-    window = account.window
-    used = window.used(now_us)
-    if used + window.held + ask.total_tokens <= limits.tpm:
-        return None
-    return _too_many_tokens(account, limits.tpm, used, ask, now_us)
+    if limits.tpm is not None and not has_room:
+        window = account.window
+        used = window.used(now_us)
+        if used + window.held + ask.total_tokens > limits.tpm:
+            return _too_many_tokens(account, limits.tpm, used, ask, now_us)
+    # Last, because this refusal has consequences: what another limit refuses as well is not slowed down for it.
+    if memory_max is not None and account.memory + ask.memory > memory_max and not ask.waits_for_memory:
+        return _too_much_memory(account, memory_max, ask, is_final=False)
+    return None
 
 
 def _too_many_tokens(account: Account, limit: int, used: int, ask: Ask, now_us: int) -> Excess:
@@ -198,6 +195,12 @@ def _too_many_tokens(account: Account, limit: int, used: int, ask: Ask, now_us: 
         held=window.held,
         requested=ask.total_tokens,
         free_at_us=free_at_us,
+    )
+
+
+def _too_much_memory(account: Account, limit: int, ask: Ask, *, is_final: bool) -> Excess:
+    return _outright(
+        account, "memory", limit, requested=ask.memory, running=account.memory, is_final=is_final
     )
 
 

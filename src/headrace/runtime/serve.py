@@ -275,6 +275,7 @@ class _Server:
     def _watch_server(self) -> None:
         queues = self._core.queues
         self._metrics.watch_queues(waiting=queues.num_waiting, jain_index=queues.jain_indexes)
+        self._metrics.watch_memory(held=queues.memory_held, throttled=queues.num_throttled)
         http, journal, models = self._http, self._journal, self._core.models
         self._metrics.watch(
             {

@@ -3,9 +3,11 @@
 The fair queue charges a request when it starts, before anybody knows how long its answer will be, and before
 a worker has counted its prompt. A wrong guess costs nothing in the end, because the real counts correct
 it; a good one keeps tenants from being charged now for what they will not take.
+
+Memory is taken by another guess, on the safe side: the longest of a tenant's recent answers (`Expectations.longest_output`).
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import Final
 
 SMOOTHING: Final = 0.2
@@ -13,6 +15,8 @@ SMOOTHING: Final = 0.2
 TENANTS_MAX: Final = 10_000
 BYTES_PER_TOKEN_FIRST: Final = 4.0
 """Until a prompt has been counted: usual for English text."""
+RECENT_ANSWERS: Final = 20
+"""A tenant's answers that are remembered one by one."""
 
 
 class _Average:
@@ -25,12 +29,32 @@ class _Average:
         self.value += SMOOTHING * (value - self.value)
 
 
+class _Answers:
+    """Those of one tenant."""
+
+    __slots__ = ("average", "longest", "recent")
+
+    def __init__(self, output_tokens: int) -> None:
+        self.average = float(output_tokens)
+        self.recent = deque((output_tokens,), RECENT_ANSWERS)
+        self.longest = output_tokens
+
+    def add(self, output_tokens: int) -> None:
+        recent = self.recent
+        leaving = recent[0] if len(recent) == RECENT_ANSWERS else 0
+        recent.append(output_tokens)
+        if output_tokens >= self.longest:
+            self.longest = output_tokens
+        elif leaving == self.longest:
+            self.longest = max(recent)
+
+
 class Expectations:
     """Of one model. Bounded: the tenants that were heard of longest ago are forgotten."""
 
     def __init__(self, *, tenants_max: int = TENANTS_MAX) -> None:
         self._tenants_max = tenants_max
-        self._outputs: OrderedDict[str, _Average] = OrderedDict()
+        self._answers: OrderedDict[str, _Answers] = OrderedDict()
         self._output: _Average | None = None
         self._bytes_per_token = _Average(BYTES_PER_TOKEN_FIRST)
 
@@ -40,8 +64,15 @@ class Expectations:
 
     def output_tokens(self, tenant: str, maximum: int) -> int:
         """Of an answer that has at most `maximum` tokens. Of the first one of all, the maximum."""
-        average = self._outputs.get(tenant) or self._output
-        return maximum if average is None else min(maximum, max(1, round(average.value)))
+        answers = self._answers.get(tenant)
+        if answers is not None:
+            return min(maximum, max(1, round(answers.average)))
+        return maximum if self._output is None else min(maximum, max(1, round(self._output.value)))
+
+    def longest_output(self, tenant: str) -> int | None:
+        """Tokens of the longest of its recent answers; None of a tenant that has had none."""
+        answers = self._answers.get(tenant)
+        return None if answers is None else answers.longest
 
     def counted(self, bound: int, prompt_tokens: int) -> None:
         """A prompt with this bound has turned out to have so many tokens."""
@@ -53,11 +84,18 @@ class Expectations:
         if self._output is None:
             self._output = _Average(output_tokens)
         self._output.add(output_tokens)
-        average = self._outputs.get(tenant)
-        if average is None:
-            if len(self._outputs) >= self._tenants_max:
-                self._outputs.popitem(last=False)
-            average = self._outputs[tenant] = _Average(output_tokens)
+        answers = self._answers.get(tenant)
+        if answers is None:
+            if len(self._answers) >= self._tenants_max:
+                self._answers.popitem(last=False)
+            self._answers[tenant] = _Answers(output_tokens)
         else:
-            self._outputs.move_to_end(tenant)
-        average.add(output_tokens)
+            self._answers.move_to_end(tenant)
+            answers.average += SMOOTHING * (output_tokens - answers.average)
+            answers.add(output_tokens)
+
+    def broken_off(self, tenant: str, output_tokens: int) -> None:
+        """An answer ended before its time: it says only how long it was at least."""
+        answers = self._answers.get(tenant)
+        if answers is not None and output_tokens > answers.longest:
+            answers.add(output_tokens)

@@ -14,6 +14,8 @@ Ticket = TypeVar("Ticket", bound=Hashable)
 Reason = Literal[
     "no_replica",
     "own_limit",
+    "memory_limit",
+    "throttled",
     "replicas_full",
     "replica_paused",
     "kept_for_short",
@@ -28,6 +30,9 @@ Reason = Literal[
 REASONS: Final[dict[Reason, str]] = {
     "no_replica": "no replica of the model is ready",
     "own_limit": "a limit of its own (concurrency, streams) holds it back; others may pass it",
+    "memory_limit": "a limit of GPU memory (gpu_memory_gb) of its own leaves no room for it until others of its own end",
+    "throttled": "its limit of GPU memory (gpu_memory_gb) leaves no room for it, and there was a refusal for that not long "
+    "ago: so it waits, at half the share, instead of being refused",
     "replicas_full": "every place on every replica is taken",
     "replica_paused": "the places that are free are on replicas that said they are full; they are asked again soon",
     "kept_for_short": "the places that are free are kept for short interactive requests",

@@ -4,7 +4,8 @@ import heapq
 import random
 from collections.abc import Sequence
 
-from headrace.admission.controller import AdmissionController, Applicant
+from headrace.admission.applicant import Applicant
+from headrace.admission.controller import AdmissionController
 from headrace.admission.entry import Entry, Phase
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.locality import Warmth

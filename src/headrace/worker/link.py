@@ -12,6 +12,7 @@ from typing import Final, cast
 
 import msgspec
 
+from headrace import bounds
 from headrace.clock import Clock
 from headrace.errors import ProtocolError
 from headrace.framing import FrameSplitter, FrameWriter
@@ -169,7 +170,7 @@ class WorkerLink(asyncio.Protocol):
         return attempt
 
     async def count(self, messages: list[Message]) -> int | None:
-        """Tokens of a prompt; None if the worker is gone or the messages make no prompt."""
+        """Tokens of a prompt; None if the worker is gone or silent, or the messages make no prompt."""
         if self.lost.is_set():
             return None
         self._next_count += 1
@@ -178,7 +179,10 @@ class WorkerLink(asyncio.Protocol):
         self._counts[number] = counted
         self._send(Count(number, messages))
         try:
-            return await counted
+            async with asyncio.timeout(bounds.COUNT_SECONDS_MAX):
+                return await counted
+        except TimeoutError:
+            return None
         finally:
             self._counts.pop(number, None)
 
