@@ -1,4 +1,4 @@
-"""Shared beginnings: headrace against llama.cpp's own server. python -m benchmarks.prefix [--rounds 1]
+"""Shared beginnings: headrace against llama.cpp's own server. python -m benchmarks.prefix [--vllm PYTHON]
 
 1. A system prompt of about 1 500 tokens and questions of about 50: 32 requests within one second, first when nothing
    has been computed (cold), then other questions (warm). Time to first token, total, new tokens/s.
@@ -7,6 +7,10 @@
 
 Servers: headrace as it is configured by default, headrace in reproducible mode, llama.cpp's server with its own prompt
 cache on, and with it off. The same weights, threads, slots and layout. Prints one JSON object.
+
+With `--vllm` vLLM's too, with its prefix cache on. Its figures compare as benchmarks/engine.py says. It caches whole
+blocks of 128 tokens, so what it computes of a prompt is up to 127 tokens more than what is new. Ratios within a server
+(cold to warm) and counts of computed tokens do not depend on the arithmetic; times do.
 """
 
 import argparse
@@ -19,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import load
-from benchmarks.servers import Running, headrace, llama_server
-from benchmarks.weights import converted_builtin
+from benchmarks.servers import Running, headrace, llama_server, vllm_server
+from benchmarks.weights import DTYPES, converted_builtin, faster_dtype, for_vllm
 
 SLOTS, CONTEXT, BATCH = 32, 2048, 512
 LONG_WORDS, QUESTION_WORDS = 1080, 30
@@ -33,11 +37,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     parser.add_argument("--only", default="", help="part of a server's name")
+    parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="a Python with vLLM's CPU build")
+    parser.add_argument("--vllm-dtype", choices=DTYPES, help="default: the faster one on this machine")
     arguments = parser.parse_args()
     results = {}
     with tempfile.TemporaryDirectory() as scratch:
         weights = converted_builtin(Path(scratch))
-        for name, server in _servers(weights, Path(scratch), arguments.threads):
+        for name, server in _servers(weights, Path(scratch), arguments):
             if arguments.only not in name:
                 continue
             with server as running:
@@ -51,25 +57,25 @@ def main() -> None:
     print(json.dumps({"benchmark": "prefix", "threads": arguments.threads, "results": results}, indent=1))
 
 
-def _servers(weights: Path, scratch: Path, threads: int) -> Any:
+def _servers(weights: Path, scratch: Path, arguments: argparse.Namespace) -> Any:
+    threads = arguments.threads
+
     def engine(**more: Any) -> dict[str, Any]:
         settings = {"max_batch_size": SLOTS, "max_context_tokens": CONTEXT, "threads": threads, **more}
         return {"models": [{"id": "bench", "path": str(weights), "engine": settings}]}
 
     yield "headrace", headrace(scratch / "a", config=engine())
     yield "headrace, reproducible", headrace(scratch / "b", config=engine(reproducible=True))
+    same = {"threads": threads, "sequences": SLOTS, "context": CONTEXT, "batch": BATCH}
     for is_cached in (True, False):
-        yield (
-            f"llama.cpp server, cache {'on' if is_cached else 'off'}",
-            llama_server(
-                weights,
-                threads=threads,
-                sequences=SLOTS,
-                context=CONTEXT,
-                batch=BATCH,
-                is_cached=is_cached,
-            ),
-        )
+        name = f"llama.cpp server, cache {'on' if is_cached else 'off'}"
+        yield name, llama_server(weights, is_cached=is_cached, **same)
+    dtype = arguments.vllm_dtype or faster_dtype()
+    name = f"vLLM, cache on, {dtype}"
+    if arguments.vllm and arguments.only in name:
+        plain = for_vllm(arguments.vllm, weights, scratch / "plain", dtype)
+        kept = scratch / "vllm"
+        yield name, vllm_server(arguments.vllm, plain, kept, dtype=dtype, is_cached=True, **same)
 
 
 def _burst(running: Running) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Starts what is measured: headrace itself, and llama.cpp's own server from the same library."""
+"""Starts what is measured: headrace itself, llama.cpp's own server from the same library, and vLLM's."""
 
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -79,14 +80,8 @@ def llama_server(
             env={**os.environ, "OMP_WAIT_POLICY": "passive"},
         )  # fmt: skip
         try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if line.startswith("LISTENING "):
-                    break
-            else:
-                raise RuntimeError(Path(log.name).read_text()[-2000:])
-            url = line.split()[1]
-            _wait_until_healthy(url)
+            url = _announced(process, Path(log.name))
+            _wait_until_healthy(url, process, Path(log.name), seconds=60)
             yield Running(
                 "llama.cpp server",
                 url + "/v1",
@@ -101,8 +96,79 @@ def llama_server(
             process.wait()
 
 
-def _wait_until_healthy(url: str) -> None:
-    for _ in range(600):
+@contextlib.contextmanager
+def vllm_server(
+    python: Path,
+    weights_folder: Path,
+    scratch: Path,
+    *,
+    threads: int,
+    sequences: int,
+    context: int,
+    batch: int,
+    is_cached: bool,
+    dtype: str,
+) -> Iterator[Running]:
+    """vLLM's own HTTP server, run by a Python that has its CPU build, on weights from `weights.for_vllm`.
+
+    It computes in `dtype`, holds the KV of as many tokens as the others' slots, and compiles the model at its first
+    start: what was compiled stays in `scratch`, and later starts there are faster.
+    """
+    began = time.perf_counter()
+    with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
+        process = subprocess.Popen(
+            [
+                str(python), str(Path(__file__).with_name("vllm_server.py")), str(weights_folder), str(threads),
+                str(sequences), str(context), str(batch), str(int(is_cached)), dtype, str(scratch),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,  # its engine and worker are processes of their own
+        )  # fmt: skip
+        try:
+            url = _announced(process, Path(log.name))
+            _wait_until_healthy(url, process, Path(log.name), seconds=600)
+            yield Running(
+                "vLLM",
+                url + "/v1",
+                "none",
+                "default",
+                process.pid,
+                time.perf_counter() - began,
+                {"dtype": dtype},
+            )
+        finally:
+            _end_group(process)
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    """End a server and every process of its group; none is left to disturb the next server's turn."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(30)
+    deadline = time.monotonic() + 30
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.poll()  # reaps it: as long as it is not, the group exists
+            time.sleep(0.1)
+
+
+def _announced(process: subprocess.Popen[str], log: Path) -> str:
+    """The address that a server says it listens at."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("LISTENING "):
+            return line.split()[1]
+    raise RuntimeError(log.read_text()[-2000:])
+
+
+def _wait_until_healthy(url: str, process: subprocess.Popen[str], log: Path, *, seconds: int) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(log.read_text()[-2000:])
         try:
             with urllib.request.urlopen(url + "/health", timeout=2):
                 return
