@@ -23,6 +23,7 @@ from headrace.config.limits import UNLIMITED, Limits
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.policy import Demand, QueuePolicy
 from headrace.scheduling.queue_bounds import NoReplica, QueueBounds, QueueFull
+from tests.scheduling import oracle
 
 LEASE_US = 30_000_000
 MODEL = "m"
@@ -370,7 +371,7 @@ class ControllerMachine(RuleBasedStateMachine):
         replica_id = entry.replica_id
         assert replica_id is not None
         self.desk.controller.put_back(entry)
-        assert self.desk.queue.position(entry) == 1
+        assert oracle.position(self.desk.queue, entry) == 1
         self.desk.queue.pause(replica_id, is_paused=False)
         self.desk.dispatch()
 

@@ -1,7 +1,7 @@
 """Who would be granted after whom if nobody came: the first few, found without sorting everybody. Pure.
 
-The same order as `headrace.scheduling.explain.forecast`, which takes all who wait at once. Here the lanes are read from
-their fronts, so that the first hundred cost the same whether a hundred wait or a hundred thousand.
+The lanes are read from their fronts, so that the first hundred cost the same whether a hundred wait or a hundred
+thousand. Tests compare it with `tests.scheduling.oracle`, which sorts all who wait.
 """
 
 import heapq
