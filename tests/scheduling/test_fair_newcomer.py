@@ -86,7 +86,7 @@ class TwoWays:
         if job is not None:
             self.long.resize(ticket, tokens)  # where to, it has to be put where it can be counted
             assert self.long._newcomer is None
-            assert job.lane is not None
+            assert job.flow is not None
 
     def dispatch(self) -> None:
         self.blocked = self.draw.choice(("", "", "a", "bcd"))

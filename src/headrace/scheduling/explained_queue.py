@@ -168,7 +168,7 @@ class ExplainedQueue(QueueState[Ticket]):
         for lane in self._room.lanes():
             row = lane.row_of(job.counter) if lane.service_class == job.service_class else None
             for flow in () if row is None else row.flows.values():
-                number += len(flow.jobs)
+                number += flow.num_jobs
                 if number >= enough:
                     return number
         return max(0, number)
