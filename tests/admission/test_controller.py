@@ -25,6 +25,7 @@ from headrace.limits.memory_book import is_throttled
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.policy import Demand, QueuePolicy
 from headrace.scheduling.queue_bounds import NoReplica, QueueBounds, QueueFull
+from tests.scheduling import oracle
 
 LEASE_US = 30_000_000
 THROTTLE_US = 10_000_000
@@ -459,7 +460,7 @@ class ControllerMachine(RuleBasedStateMachine):
         replica_id = entry.replica_id
         assert replica_id is not None
         self.desk.controller.put_back(entry)
-        assert self.desk.queue.position(entry) == 1
+        assert oracle.position(self.desk.queue, entry) == 1
         self.desk.queue.pause(replica_id, is_paused=False)
         self.dispatch()
 

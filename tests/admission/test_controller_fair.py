@@ -7,6 +7,7 @@ from hypothesis.stateful import invariant, run_state_machine_as_test
 from headrace.admission.entry import Phase
 from headrace.scheduling.policy import POLICIES, Demand, PolicyName, QueuePolicy
 from tests.admission.test_controller import ControllerMachine
+from tests.scheduling import oracle
 
 
 class DemandingMachine(ControllerMachine):
@@ -25,7 +26,7 @@ class DemandingMachine(ControllerMachine):
     @invariant()
     def waiting_requests_are_explained(self) -> None:
         for entry in getattr(self, "open", []):
-            explanation = self.desk.queue.explain(entry)
+            explanation = oracle.explain(self.desk.queue, entry)
             assert (explanation is not None) == (entry.phase is Phase.WAITING)
 
     @invariant()

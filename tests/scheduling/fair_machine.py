@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.policy import POLICIES, Demand, QueuePolicy
 from headrace.scheduling.queue_bounds import NoReplica, QueueBounds, QueueFull
+from tests.scheduling import oracle
 
 TENANTS = "abcde"
 WEIGHTS = {"a": 1.0, "b": 1.0, "c": 2.0, "d": 3.0, "e": 0.5}
@@ -218,7 +219,7 @@ class FairMachine(RuleBasedStateMachine):
         self.queue.put_back(ticket, known.replica, tenant=known.tenant, tokens=known.tokens)
         known.output = 0
         self.waits_again(ticket, known)
-        assert self.queue.position(ticket) == 1
+        assert oracle.position(self.queue, ticket) == 1
 
     def stop(self, ticket: int, favoured: int) -> None:
         known = self.granted.pop(ticket)
@@ -228,7 +229,7 @@ class FairMachine(RuleBasedStateMachine):
         known.paid = max(known.paid, cost(known.demand, known.output))
         self.waits_again(ticket, known)
         if favoured in self.waiting:
-            assert self.queue.position(favoured) == 1
+            assert oracle.position(self.queue, favoured) == 1
 
     def waits_again(self, ticket: int, known: Known) -> None:
         self.charge(known, known.paid)
@@ -339,7 +340,7 @@ class FairMachine(RuleBasedStateMachine):
         queue = self.queue
         assert queue.num_waiting == len(self.waiting)
         assert queue.waiting_tokens == sum(known.tokens for known in self.waiting.values())
-        assert sorted(queue.expected_order()) == sorted(self.waiting)
+        assert sorted(oracle.expected_order(queue)) == sorted(self.waiting)
         assert queue.num_running == sum(not known.is_lost for known in self.granted.values())
         for tenant in TENANTS:
             mine = [known.tokens for known in self.waiting.values() if known.tenant == tenant]
@@ -370,7 +371,7 @@ class FairMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_first_are_found_without_looking_at_all(self) -> None:
-        expected = list(self.queue.expected_order())
+        expected = list(oracle.expected_order(self.queue))
         for number in (1, 3, len(expected) + 1):
             found = self.queue.in_expected_order(None, number_max=number)
             # Those who gave up may stand in the way, but nobody is ever named out of turn.
@@ -382,7 +383,7 @@ class FairMachine(RuleBasedStateMachine):
     @invariant()
     def a_bounded_look_agrees_with_a_full_one(self) -> None:
         for ticket in self.waiting:
-            full, bounded = self.queue.explain(ticket), self.queue.why(ticket, None, number_max=3)
+            full, bounded = oracle.explain(self.queue, ticket), self.queue.why(ticket, None, number_max=3)
             assert full is not None and bounded is not None
             if bounded.is_exact:
                 assert bounded.position == full.position
@@ -398,7 +399,7 @@ class FairMachine(RuleBasedStateMachine):
     @invariant()
     def everybody_can_be_told_why(self) -> None:
         for ticket in list(self.waiting)[:3]:
-            explanation = self.queue.explain(ticket)
+            explanation = oracle.explain(self.queue, ticket)
             assert explanation is not None
             assert 1 <= explanation.position <= len(self.waiting)
             assert 0 < explanation.tenant_share <= 1

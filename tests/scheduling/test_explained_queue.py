@@ -11,6 +11,7 @@ from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.lazy_heap import LazyHeap
 from headrace.scheduling.policy import POLICIES, Demand, PolicyName, QueuePolicy
 from tests.scheduling.test_fair import BOUNDS, enter, queue_of
+from tests.scheduling.test_fair_parts import Item
 
 
 def order(queue: FairQueue[str], number: int) -> list[str]:
@@ -212,15 +213,17 @@ def test_with_many_tenants_the_weights_are_not_counted_for_every_request() -> No
     st.lists(st.tuples(st.sampled_from(["set", "discard", "take"]), st.integers(0, 12), st.integers(0, 5)))
 )
 def test_a_heap_is_read_in_order(steps: list[tuple[str, int, int]]) -> None:
-    heap: LazyHeap[int] = LazyHeap()
-    for step, item, rank in steps:
+    heap: LazyHeap[Item] = LazyHeap()
+    items = [Item(name) for name in range(13)]
+    for step, name, rank in steps:
+        item = items[name]
         if step == "set":
             heap.set(item, rank)
         elif step == "discard":
             heap.discard(item)
         else:
             heap.take()
-    seen = [entry[3] for entry in heap.in_order() if entry[3] is not None]
+    seen = [entry[3] for entry in heap.in_order() if entry is not None]
     taken = []
     while (entry := heap.take()) is not None:
         taken.append(entry[3])

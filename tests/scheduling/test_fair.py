@@ -9,6 +9,7 @@ from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.locality import Warmth
 from headrace.scheduling.policy import POLICIES, Demand, QueuePolicy
 from headrace.scheduling.queue_bounds import QueueBounds
+from tests.scheduling import oracle
 
 MANY = 10**9
 BOUNDS = QueueBounds(length=MANY, tokens=MANY, tenant_length=MANY, tenant_tokens=MANY)
@@ -98,7 +99,7 @@ def test_put_back_takes_the_charge_back_and_is_next() -> None:
     assert [ticket for ticket, _ in queue.dispatch()] == ["a0", "b0"]
     queue.put_back("a0", "r", tenant="a", tokens=1)
     assert value(queue, "a") == 0.0
-    assert (queue.position("a0"), queue.position("a1")) == (1, 2)
+    assert (oracle.position(queue, "a0"), oracle.position(queue, "a1")) == (1, 2)
 
 
 def test_a_preempted_request_pays_for_what_it_had_and_not_twice() -> None:
@@ -179,7 +180,7 @@ def test_one_long_prompt_at_a_time_is_read_in() -> None:
     enter(queue, "a1", prompt_tokens=500)
     enter(queue, "b0")
     assert [ticket for ticket, _ in queue.dispatch()] == ["a0", "b0"]
-    explanation = queue.explain("a1")
+    explanation = queue.why("a1", None, number_max=9)
     assert explanation is not None
     assert explanation.reason == "long_prompts"
     queue.progress("a0", 0)
@@ -192,7 +193,7 @@ def test_the_reserve_is_for_short_interactive_requests() -> None:
         enter(queue, f"a{number}", expected_output_tokens=500)
     enter(queue, "c0", service_class="batch")
     assert [ticket for ticket, _ in queue.dispatch()] == ["a0", "a1"]
-    explanation = queue.explain("c0")
+    explanation = queue.why("c0", None, number_max=9)
     assert explanation is not None
     assert explanation.reason == "kept_for_short"
     enter(queue, "b0", expected_output_tokens=20)
@@ -216,7 +217,7 @@ def test_a_changed_capacity_changes_what_the_reserve_leaves() -> None:
     enter(queue, "a", expected_output_tokens=10)
     assert [ticket for ticket, _ in queue.dispatch()] == ["a"]
     queue.set_capacity("r", 2)
-    explanation = queue.explain("b2")
+    explanation = queue.why("b2", None, number_max=9)
     assert explanation is not None
     assert explanation.reason == "replicas_full"
 
@@ -243,7 +244,7 @@ def test_what_does_not_fit_into_memory_yet_is_not_passed() -> None:
     for ticket, tokens in (("a", 60), ("b", 60), ("c", 10)):
         queue.enter(ticket, tenant=ticket, tokens=tokens)
     assert list(queue.dispatch()) == [("a", "r")]
-    explanation = queue.explain("b")
+    explanation = queue.why("b", None, number_max=9)
     assert explanation is not None
     assert explanation.reason == "memory"
     queue.resize("a", 30)
@@ -272,9 +273,9 @@ def test_the_policy_changes_on_a_live_queue() -> None:
     enter(queue, "b0", priority=7)
     for name in POLICIES:
         queue.set_policy(QueuePolicy(name=name))
-        assert sorted(queue.expected_order()) == ["a0", "a1", "a2", "b0"]
+        assert sorted(oracle.expected_order(queue)) == ["a0", "a1", "a2", "b0"]
     queue.set_policy(QueuePolicy(name="priority"))
-    assert queue.position("b0") == 1
+    assert oracle.position(queue, "b0") == 1
     queue.set_policy(QueuePolicy(name="fair"))
     assert serve(queue, 4) == ["b0", "a0", "a1", "a2"]
 
@@ -285,21 +286,21 @@ def test_everybody_is_told_position_share_and_reason() -> None:
     enter(queue, "a1", weight=3.0, now_us=5)
     enter(queue, "b0", now_us=5)
     queue.advance(105)
-    explanation = queue.explain("a1")
+    explanation = queue.why("a1", None, number_max=9)
     assert explanation is not None
     assert (explanation.position, explanation.tenant_share, explanation.waited_us) == (3, 0.75, 100)
-    reasons = [one.reason for ticket in ("a0", "a1") if (one := queue.explain(ticket))]
+    reasons = [one.reason for ticket in ("a0", "a1") if (one := queue.why(ticket, None, number_max=9))]
     assert reasons == ["next", "behind_others"]
-    blocked = queue.explain("a0", lambda ticket: False)
+    blocked = queue.why("a0", lambda ticket: False, number_max=9)
     assert blocked is not None
     assert blocked.reason == "own_limit"
     list(queue.dispatch())
-    full = queue.explain("b0")
+    full = queue.why("b0", None, number_max=9)
     assert full is not None
     assert full.reason == "replicas_full"
-    assert queue.explain("a0") is None
+    assert queue.why("a0", None, number_max=9) is None
     queue.give_up("r")
-    alone = queue.explain("b0")
+    alone = queue.why("b0", None, number_max=9)
     assert alone is not None
     assert alone.reason == "no_replica"
     assert {"no_replica", "replicas_full", "own_limit", "next"} <= set(REASONS)
@@ -317,7 +318,7 @@ def test_the_expected_order_is_the_order_that_comes() -> None:
             service_class="batch" if number % 3 == 0 else "interactive",
             priority=number % 2,
         )
-    expected = list(queue.expected_order())
+    expected = list(oracle.expected_order(queue))
     order = []
     for _ in range(40):
         for ticket, replica in list(queue.dispatch()):

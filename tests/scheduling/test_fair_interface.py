@@ -11,7 +11,7 @@ from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.policy import Demand
 from headrace.scheduling.queue_bounds import NoReplica, QueueBounds, QueueFull
 from tests.scheduling.plain_queue import PlainQueue
-from tests.scheduling.test_queue_rules import fifo
+from tests.scheduling.test_queue_rules import fifo, position
 
 
 class SideBySide(RuleBasedStateMachine):
@@ -128,7 +128,7 @@ class SideBySide(RuleBasedStateMachine):
         self.both(lambda queue: (queue.num_waiting, queue.waiting_tokens, queue.num_running))
         self.both(lambda queue: list(queue.places()))
         self.both(lambda queue: [queue.waiting_of(tenant) for tenant in "abc"])
-        self.both(lambda queue: [queue.position(ticket) for ticket in self.waiting])
+        self.both(lambda queue: [position(queue, ticket) for ticket in self.waiting])
 
 
 SideBySide.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -10,6 +10,7 @@ from headrace.scheduling.fair import FairQueue
 from headrace.scheduling.locality import Warmth
 from headrace.scheduling.policy import POLICIES, Demand, QueuePolicy
 from headrace.scheduling.queue_bounds import QueueBounds, QueueFull
+from tests.scheduling import oracle
 
 TENANTS = "abcd"
 BOUNDS = QueueBounds(length=3, tokens=100, tenant_length=2, tenant_tokens=80)
@@ -85,7 +86,7 @@ class TwoWays:
         if job is not None:
             self.long.resize(ticket, tokens)  # where to, it has to be put where it can be counted
             assert self.long._newcomer is None
-            assert job.lane is not None
+            assert job.flow is not None
 
     def dispatch(self) -> None:
         self.blocked = self.draw.choice(("", "", "a", "bcd"))
@@ -108,7 +109,7 @@ class TwoWays:
         if what == 0:
             self.both("set_policy", random_policy(draw))
         elif what == 1:
-            self.both("leave", draw.choice([*self.short.expected_order(), -1]))
+            self.both("leave", draw.choice([*oracle.expected_order(self.short), -1]))
         elif what == 2:
             self.both("set_capacity", "r", draw.randint(1, 3))
         else:
@@ -122,8 +123,8 @@ class TwoWays:
         counters = [(one, queue.counters.get(one)) for one in TENANTS]
         return (
             (queue.num_waiting, queue.waiting_tokens, queue.num_running, list(queue.places())),
-            list(queue.expected_order()),
-            [queue.explain(ticket, self.may_start) for ticket in self.tenant],
+            list(oracle.expected_order(queue)),
+            [oracle.explain(queue, ticket, self.may_start) for ticket in self.tenant],
             [queue.waiting_of(tenant) for tenant in TENANTS],
             [(one, c and (c.value, c.weight, c.num_waiting, c.num_granted)) for one, c in counters],
             (queue.counters.base, len(queue.counters), queue.counters.num_idle, queue._waiting_room.owed),

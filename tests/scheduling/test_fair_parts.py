@@ -12,7 +12,16 @@ from headrace.scheduling.fairness import (
     service_difference,
     wait_percentiles,
 )
-from headrace.scheduling.lazy_heap import LazyHeap
+from headrace.scheduling.lazy_heap import Entry, LazyHeap
+
+
+class Item:
+    def __init__(self, name: int) -> None:
+        self.name = name
+        self.entry: Entry | None = None
+
+    def __lt__(self, other: "Item") -> bool:
+        return self.name < other.name
 
 
 @given(
@@ -23,10 +32,12 @@ from headrace.scheduling.lazy_heap import LazyHeap
     )
 )
 def test_the_heap_is_like_a_sorted_dictionary(steps: list[tuple[str, int, int]]) -> None:
-    heap: LazyHeap[int] = LazyHeap()
-    ranks: dict[int, tuple[int, int]] = {}
+    heap: LazyHeap[Item] = LazyHeap()
+    items = [Item(name) for name in range(6)]
+    ranks: dict[Item, tuple[int, int]] = {}
     taken = []
-    for serial, (what, item, rank) in enumerate(steps):
+    for serial, (what, name, rank) in enumerate(steps):
+        item = items[name]
         if what == "set" and item not in [entry[3] for entry, _ in taken]:
             heap.set(item, rank)
             if item not in ranks or ranks[item][0] != rank:
@@ -34,6 +45,7 @@ def test_the_heap_is_like_a_sorted_dictionary(steps: list[tuple[str, int, int]])
         elif what == "discard":
             heap.discard(item)
             ranks.pop(item, None)
+            assert item.entry is None
         elif what == "take":
             entry = heap.take()
             first = min(ranks, key=lambda one: ranks[one], default=None)
@@ -47,13 +59,16 @@ def test_the_heap_is_like_a_sorted_dictionary(steps: list[tuple[str, int, int]])
         assert len(heap) == len(ranks)
         assert heap.peek() == min(ranks, key=lambda one: ranks[one], default=None)
         assert sorted(heap) == sorted(ranks)
+    heap.clear()
+    assert (len(heap), heap.peek(), [item.entry for item in items]) == (0, None, [None] * 6)
 
 
 def test_the_heap_does_not_keep_its_dead() -> None:
-    heap: LazyHeap[str] = LazyHeap()
-    heap.set("a", -1)
+    heap: LazyHeap[Item] = LazyHeap()
+    first, other = Item(0), Item(1)
+    heap.set(first, -1)
     for rank in range(10_000):
-        heap.set("b", rank)
+        heap.set(other, rank)
     assert len(heap._heap) < 100
     heapq.heappop(heap._heap)
 

@@ -12,18 +12,14 @@ After "Fairness in Serving Large Language Models" (OSDI 2024), with the expected
 """
 
 import heapq
-from typing import Final
 
-from headrace.scheduling.lazy_heap import LazyHeap
-
-_SLACK: Final = 16
-"""So many dead entries are always tolerated."""
+from headrace.scheduling.lazy_heap import SLACK, Entry, LazyHeap
 
 
 class TenantCounter:
     """One tenant's counter and how many of its requests there are."""
 
-    __slots__ = ("idle_serial", "num_granted", "num_waiting", "tenant", "value", "weight")
+    __slots__ = ("entry", "idle_serial", "num_granted", "num_waiting", "tenant", "value", "weight")
 
     def __init__(self, tenant: str, value: float, weight: float) -> None:
         self.tenant = tenant
@@ -31,6 +27,8 @@ class TenantCounter:
         self.weight = weight
         self.num_waiting = 0
         self.num_granted = 0
+        self.entry: Entry | None = None
+        """While it has requests waiting: in the order of those who have."""
         self.idle_serial = 0
         """While it is one of `IdleTenants`: which of their entries stands for it."""
 
@@ -58,7 +56,7 @@ class IdleTenants:
         counter.idle_serial = self._serial
         heap = self._heap
         heapq.heappush(heap, (counter.value, self._serial, counter))
-        if len(heap) > 2 * self._length + _SLACK:
+        if len(heap) > 2 * self._length + SLACK:
             self._heap = [entry for entry in heap if entry[2].idle_serial == entry[1]]
             heapq.heapify(self._heap)
 

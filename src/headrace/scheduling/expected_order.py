@@ -1,7 +1,7 @@
 """Who would be granted after whom if nobody came: the first few, found without sorting everybody. Pure.
 
-The same order as `headrace.scheduling.explain.forecast`, which takes all who wait at once. Here the lanes are read from
-their fronts, so that the first hundred cost the same whether a hundred wait or a hundred thousand.
+The lanes are read from their fronts, so that the first hundred cost the same whether a hundred wait or a hundred
+thousand. Tests compare it with `tests.scheduling.oracle`, which sorts all who wait.
 """
 
 import heapq
@@ -10,11 +10,12 @@ from typing import Any, Final, Generic, TypeVar
 
 from headrace.scheduling.class_shares import ClassShares
 from headrace.scheduling.counters import TenantCounter
-from headrace.scheduling.lanes import Job, Lane, Row
-from headrace.scheduling.lazy_heap import Entry, LazyHeap
+from headrace.scheduling.lanes import Flow, Job, Lane, Row
+from headrace.scheduling.lazy_heap import Entry
 from headrace.scheduling.waiting_room import WaitingRoom
 
 Ticket = TypeVar("Ticket", bound=Hashable)
+Found = TypeVar("Found")
 
 LOOKS_EACH: Final = 16
 """Entries that may be looked at for each one that is found, dead ones included."""
@@ -32,13 +33,13 @@ class _Looks:
     def __init__(self, left: int) -> None:
         self.left = left
 
-    def living(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+    def living(self, entries: Iterable[Found | None]) -> Iterator[Found]:
         """Those that stand for something."""
         for entry in entries:
             self.left -= 1
             if self.left < 0:
                 raise _Enough
-            if entry[3] is not None:
+            if entry is not None:
                 yield entry
 
 
@@ -146,13 +147,11 @@ class _Class(Generic[Ticket]):
 def _jobs(row: Row[Ticket], looks: _Looks) -> Iterator[Job[Ticket]]:
     """Of one tenant, by rank."""
     flows = looks.living(row.flow_entries())
-    return _merged((entry[0], _walk(entry[3].jobs, looks)) for entry in flows)
+    return _merged((entry[0], _walk(entry[3], looks)) for entry in flows)
 
 
-def _walk(jobs: LazyHeap[Job[Ticket]], looks: _Looks) -> Iterator[Job[Ticket]]:
-    for entry in looks.living(jobs.in_order()):
-        job: Job[Ticket] = entry[3]
-        yield job
+def _walk(flow: Flow[Ticket], looks: _Looks) -> Iterator[Job[Ticket]]:
+    return looks.living(flow.in_order())
 
 
 def _merged(groups: Iterator[tuple[Any, Iterator[Job[Ticket]]]]) -> Iterator[Job[Ticket]]:

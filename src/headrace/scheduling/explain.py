@@ -1,15 +1,8 @@
 """Why a request waits: its place in the expected order, its tenant's share, and what it waits for. Pure."""
 
-import heapq
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Final, Literal
 
 import msgspec
-
-from headrace.scheduling.class_shares import ClassShares
-from headrace.scheduling.policy import QueuePolicy, ServiceClass
-
-Ticket = TypeVar("Ticket", bound=Hashable)
 
 Reason = Literal[
     "no_replica",
@@ -56,80 +49,3 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Its tenant's part of the weights of all who wait, 0 to 1."""
     waited_us: int
     reason: Reason
-
-
-class Waiting(msgspec.Struct, Generic[Ticket], frozen=True, kw_only=True):
-    """One waiting request, for `forecast`."""
-
-    ticket: Ticket
-    tenant: str
-    counter: float
-    """Of its tenant."""
-    charge: float
-    """Cost, by weight, that the counter will grow by."""
-    cost: float
-    rank: Any
-    service_class: ServiceClass
-    is_first: bool
-    """Put back: before everybody else."""
-
-
-def tenant_share(tenant: str, weights: dict[str, float]) -> float:
-    """`weights`: of all tenants that wait."""
-    return weights[tenant] / sum(weights.values())
-
-
-def forecast(
-    waiting: Sequence[Waiting[Ticket]], policy: QueuePolicy, *, owed: float = 0.0
-) -> Iterator[Ticket]:
-    """All tickets in the order in which they would be granted if nobody came and everybody might start.
-
-    Those with `is_first` must come in their order. Aging, limits and budgets are left out.
-    """
-    yield from (one.ticket for one in waiting if one.is_first)
-    others = [one for one in waiting if not one.is_first]
-    if policy.name != "fair":
-        yield from (one.ticket for one in sorted(others, key=lambda one: one.rank))
-        return
-    counters = {one.tenant: one.counter for one in waiting}
-    for one in waiting:
-        if one.is_first:
-            counters[one.tenant] += one.charge
-    shares = ClassShares(policy.batch_floor)
-    shares.owed = owed
-    interactive = _Class(counters, (one for one in others if one.service_class == "interactive"))
-    batch = _Class(counters, (one for one in others if one.service_class == "batch"))
-    while interactive.heap or batch.heap:
-        is_batch = bool(batch.heap) and (shares.is_batch_turn or not interactive.heap)
-        one = (batch if is_batch else interactive).take()
-        counters[one.tenant] += one.charge
-        other = interactive if is_batch else batch
-        shares.granted(one.service_class, one.cost, does_other_wait=bool(other.heap))
-        yield one.ticket
-
-
-class _Class(Generic[Ticket]):
-    """The waiting requests of one class by tenant; the lowest counter first."""
-
-    def __init__(self, counters: dict[str, float], waiting: Iterable[Waiting[Ticket]]) -> None:
-        self._counters = counters
-        self._jobs: dict[str, list[Waiting[Ticket]]] = {}
-        for one in waiting:
-            self._jobs.setdefault(one.tenant, []).append(one)
-        for jobs in self._jobs.values():
-            jobs.sort(key=lambda one: one.rank, reverse=True)
-        self.heap = [(counters[tenant], jobs[-1].rank, tenant) for tenant, jobs in self._jobs.items()]
-        heapq.heapify(self.heap)
-
-    def take(self) -> Waiting[Ticket]:
-        while True:
-            counter, rank, tenant = heapq.heappop(self.heap)
-            if counter == self._counters[tenant]:
-                break
-            # The tenant was granted something of the other class meanwhile.
-            heapq.heappush(self.heap, (self._counters[tenant], rank, tenant))
-        jobs = self._jobs[tenant]
-        one = jobs.pop()
-        if jobs:
-            heapq.heappush(self.heap, (counter + one.charge, jobs[-1].rank, tenant))
-        return one

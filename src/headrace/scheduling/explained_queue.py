@@ -61,7 +61,7 @@ class ExplainedQueue(QueueState[Ticket]):
     def why(
         self, ticket: Ticket, may_start: MayStart[Ticket] | None, *, number_max: int
     ) -> Explanation | None:
-        """As `explain`, with a position that is exact among the first `number_max` only; None if it does not wait.
+        """Why a request waits, with a position that is exact among the first `number_max` only; None if it does not.
 
         Costs no more than finding those, and less if more of its own are before it.
         """
@@ -168,7 +168,7 @@ class ExplainedQueue(QueueState[Ticket]):
         for lane in self._room.lanes():
             row = lane.row_of(job.counter) if lane.service_class == job.service_class else None
             for flow in () if row is None else row.flows.values():
-                number += len(flow.jobs)
+                number += flow.num_jobs
                 if number >= enough:
                     return number
         return max(0, number)

@@ -8,6 +8,7 @@ their first job; the jobs of a row by their own rank. A flow whose first job may
 whole. Everything is found and moved in logarithmic time.
 """
 
+import heapq
 from collections.abc import Hashable, Iterator
 from enum import Enum
 from typing import Any, Generic, Literal, TypeVar
@@ -15,7 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 from headrace.scheduling.counters import TenantCounter
-from headrace.scheduling.lazy_heap import Entry, LazyHeap
+from headrace.scheduling.lazy_heap import SLACK, Entry, LazyHeap, walk
 from headrace.scheduling.policy import Demand, QueuePolicy, ServiceClass
 from headrace.scheduling.replicas import Replica
 
@@ -56,8 +57,12 @@ class Job(msgspec.Struct, Generic[Ticket], eq=False):
     is_aged: bool = False
     grant_order: int = 0
     place: Place = Place.LANE
-    lane: "Lane[Ticket] | None" = None
-    rank: Any = None
+    flow: "Flow[Ticket] | None" = None
+    """While it is in a lane: where in it."""
+    rank: Entry = ()
+    """While it is in a lane (`rank_of`)."""
+    entry: Entry | None = None
+    """In the order of ages."""
     replica: Replica | None = None
     """Where it was granted a place."""
 
@@ -67,19 +72,21 @@ class Job(msgspec.Struct, Generic[Ticket], eq=False):
         return "interactive" if self.is_aged else self.demand.service_class
 
 
-def rank_of(job: Job[Any], policy: QueuePolicy) -> Any:
+def rank_of(job: Job[Any], policy: QueuePolicy) -> Entry:
     """Among all (`fifo`, `priority`, `shortest-remaining`) or among the tenant's own (`fair`); lowest first.
+
+    The last element is the job, so that a heap of ranks is one of jobs. It is never compared: `order` is unique.
 
     Waiting is worth something in each of them, so nobody is overtaken for ever: a rank never changes, and
     those who come later than what the difference is worth come behind.
     """
     if policy.name == "fifo":
-        return job.order
+        return (job.order, job)
     if policy.name == "shortest-remaining":
         left = job.demand.prompt_tokens + job.demand.expected_output_tokens - job.output_tokens
-        return (job.entered_us + left * policy.token_aging_us, left, job.order)
+        return (job.entered_us + left * policy.token_aging_us, left, job.order, job)
     priority = job.demand.priority
-    return (job.entered_us - priority * policy.priority_aging_us, -priority, job.order)
+    return (job.entered_us - priority * policy.priority_aging_us, -priority, job.order, job)
 
 
 def size_of(demand: Demand, policy: QueuePolicy) -> Size:
@@ -96,20 +103,63 @@ def size_of(demand: Demand, policy: QueuePolicy) -> Size:
 
 
 class Flow(Generic[Ticket]):
-    __slots__ = ("gate", "jobs")
+    """The jobs of one tenant in one lane that share a gate, by rank: a heap of ranks, of which those are dead that are
+    no longer their job's."""
 
-    def __init__(self, gate: Hashable) -> None:
+    __slots__ = ("_ranks", "entry", "gate", "num_jobs", "row")
+
+    def __init__(self, gate: Hashable, row: "Row[Ticket]") -> None:
         self.gate = gate
-        self.jobs: LazyHeap[Job[Ticket]] = LazyHeap()
+        self.row = row
+        self.num_jobs = 0
+        self.entry: Entry | None = None
+        """In the order of its row's flows."""
+        self._ranks: list[Entry] = []
+
+    def __iter__(self) -> Iterator[Job[Ticket]]:
+        """All jobs, in no order."""
+        return (rank[-1] for rank in self._ranks if rank[-1].rank is rank)
+
+    def add(self, job: Job[Ticket]) -> None:
+        job.flow = self
+        self.num_jobs += 1
+        ranks = self._ranks
+        heapq.heappush(ranks, job.rank)
+        if len(ranks) > 2 * self.num_jobs + SLACK:
+            self._ranks = [rank for rank in ranks if rank[-1].rank is rank]
+            heapq.heapify(self._ranks)
+
+    def remove(self, job: Job[Ticket]) -> None:
+        job.flow = None
+        job.rank = ()
+        self.num_jobs -= 1
+
+    def first(self) -> Job[Ticket]:
+        """There must be one."""
+        ranks = self._ranks
+        while True:
+            rank = ranks[0]
+            job: Job[Ticket] = rank[-1]
+            if job.rank is rank:
+                return job
+            heapq.heappop(ranks)
+
+    def in_order(self) -> Iterator[Job[Ticket] | None]:
+        """The jobs by rank; None for each that is gone. Nothing may change meanwhile."""
+        for rank in walk(self._ranks):
+            yield rank[-1] if rank[-1].rank is rank else None
 
 
 class Row(Generic[Ticket]):
     """What one tenant has in one lane."""
 
-    __slots__ = ("_order", "counter", "flows")
+    __slots__ = ("_order", "counter", "entry", "flows", "lane")
 
-    def __init__(self, counter: TenantCounter) -> None:
+    def __init__(self, counter: TenantCounter, lane: "Lane[Ticket]") -> None:
         self.counter = counter
+        self.lane = lane
+        self.entry: Entry | None = None
+        """In the order of its lane's rows."""
         self.flows: dict[Hashable, Flow[Ticket]] = {}
         self._order: LazyHeap[Flow[Ticket]] | None = None
         """Of the flows, while there are several. Nearly always there is one."""
@@ -118,29 +168,30 @@ class Row(Generic[Ticket]):
         gate = _gate(job)
         flow = self.flows.get(gate)
         if flow is None:
-            flow = self.flows[gate] = Flow(gate)
-        flow.jobs.set(job, job.rank)
+            flow = self.flows[gate] = Flow(gate, self)
+        flow.add(job)
         if self._order is not None:
-            self._order.set(flow, flow.jobs.rank())
+            self._order.set(flow, _bare(flow.first()))
         elif len(self.flows) > 1:
             self._order = LazyHeap()
             for one in self.flows.values():
-                self._order.set(one, one.jobs.rank())
+                self._order.set(one, _bare(one.first()))
 
     def remove(self, job: Job[Ticket]) -> None:
-        gate = _gate(job)
-        flow = self.flows[gate]
-        flow.jobs.discard(job)
-        is_empty = not len(flow.jobs)
-        if is_empty:
-            del self.flows[gate]
-        if len(self.flows) <= 1:
+        flow = job.flow
+        assert flow is not None
+        flow.remove(job)
+        if not flow.num_jobs:
+            del self.flows[flow.gate]
+        if self._order is None:
+            return
+        if flow.num_jobs:
+            self._order.set(flow, _bare(flow.first()))
+            return
+        self._order.discard(flow)
+        if len(self.flows) == 1:
+            self._order.clear()
             self._order = None
-        elif self._order is not None:
-            if is_empty:
-                self._order.discard(flow)
-            else:
-                self._order.set(flow, flow.jobs.rank())
 
     def first_flow(self) -> Flow[Ticket]:
         """The one whose first job is the first."""
@@ -150,16 +201,16 @@ class Row(Generic[Ticket]):
         assert flow is not None
         return flow
 
-    def rank(self) -> Any:
-        """Of the first job."""
-        return self.first_flow().jobs.rank()
+    def first(self) -> Job[Ticket]:
+        """The job that comes before the others."""
+        return self.first_flow().first()
 
-    def flow_entries(self) -> Iterator[Entry]:
+    def flow_entries(self) -> Iterator[Entry | None]:
         """The flows by the rank of their first jobs, as entries of a `LazyHeap`. Nothing may change meanwhile."""
         if self._order is not None:
             return self._order.in_order()
         flow = self.first_flow()
-        return iter([[flow.jobs.rank(), 0, 0, flow]])
+        return iter([(_bare(flow.first()), 0, 0, flow)])
 
     def in_order(self) -> Iterator[Flow[Ticket]]:
         """The flows by their first jobs. Nothing may change meanwhile."""
@@ -192,29 +243,28 @@ class Lane(Generic[Ticket]):
         """All jobs, in no order."""
         for row in self._rows.values():
             for flow in row.flows.values():
-                yield from flow.jobs
+                yield from flow
 
     def add(self, job: Job[Ticket]) -> None:
         row = self._rows.get(job.counter)
-        is_first = row is None or not self._is_by_counter or job.rank < self.order.tie_of(row)
         if row is None:
-            row = self._rows[job.counter] = Row(job.counter)
+            row = self._rows[job.counter] = Row(job.counter, self)
         row.add(job)
-        job.lane = self
         self.num_jobs += 1
-        if is_first:
-            self._place(row)
+        if row.first() is job:
+            self._place(row, job)
 
     def remove(self, job: Job[Ticket]) -> None:
-        row = self._rows[job.counter]
+        assert job.flow is not None
+        row = job.flow.row
+        was_first = row.first() is job
         row.remove(job)
-        job.lane = None
         self.num_jobs -= 1
         if not row.flows:
             del self._rows[job.counter]
             self.order.discard(row)
-        elif not self._is_by_counter or job.rank == self.order.tie_of(row):
-            self._place(row)
+        elif was_first:
+            self._place(row, row.first())
 
     def row_of(self, counter: TenantCounter) -> Row[Ticket] | None:
         """What a tenant has here. To read."""
@@ -226,15 +276,20 @@ class Lane(Generic[Ticket]):
         if row is not None and self._is_by_counter:
             self.order.move(row, counter.value)
 
-    def _place(self, row: Row[Ticket]) -> None:
+    def _place(self, row: Row[Ticket], first: Job[Ticket]) -> None:
         """Put a row where its counter and its first job belong. (When only the counter has changed since, it
         waits for `moved`.)"""
-        rank = row.rank()
+        rank = _bare(first)
         # Of equal counters, and of one tenant's rows in several lanes, the one whose job comes first is first.
         if self._is_by_counter:
             self.order.set(row, row.counter.value, rank)
         else:
             self.order.set(row, rank)
+
+
+def _bare(job: Job[Any]) -> Entry:
+    """Its rank without the job itself, which must not be kept for as long as a dead entry of its flow or row."""
+    return job.rank[:-1]
 
 
 def _gate(job: Job[Any]) -> Hashable:

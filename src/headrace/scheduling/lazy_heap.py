@@ -1,76 +1,89 @@
 """A priority queue whose items may change their rank or leave: a heap with lazy deletion."""
 
 import heapq
-from collections.abc import Hashable, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
-Item = TypeVar("Item", bound=Hashable)
-Entry = list[Any]
-"""[rank, tie, serial, item]; a dead one has no item any more. Flat, because that compares fastest."""
+Entry = tuple[Any, ...]
+"""(rank, tie, serial, item). Flat, and no list, because that compares fastest and takes least memory. Dead once it is
+no longer its item's."""
 
-_SLACK = 16
+SLACK = 16
 """So many dead entries are always tolerated."""
 
 
-class LazyHeap(Generic[Item]):
+class Item(Protocol):
+    """What can be in one `LazyHeap` at a time."""
+
+    entry: Entry | None
+    """Its living entry; None while it is in no heap. Here and not in a dictionary of the heap: where hundreds of
+    thousands wait, a look into a large table costs more than the rest of the step."""
+
+
+ItemT = TypeVar("ItemT", bound=Item)
+
+
+class LazyHeap(Generic[ItemT]):
     """Lowest rank first, and of equal ranks the one that was set first.
 
     Every operation takes logarithmic time, amortized: dead entries are swept out when they outnumber the
     living.
     """
 
-    __slots__ = ("_entries", "_heap", "_serial")
+    __slots__ = ("_heap", "_length", "_serial")
 
     def __init__(self) -> None:
         self._heap: list[Entry] = []
-        self._entries: dict[Item, Entry] = {}
-        """The living entry of each item."""
+        self._length = 0
         self._serial = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return self._length
 
-    def __contains__(self, item: Item) -> bool:
-        return item in self._entries
-
-    def __iter__(self) -> Iterator[Item]:
+    def __iter__(self) -> Iterator[ItemT]:
         """All items, in no order."""
-        return iter(self._entries)
+        return (entry[3] for entry in self._heap if entry[3].entry is entry)
 
-    def set(self, item: Item, rank: Any, tie: Any = 0) -> None:
+    def set(self, item: ItemT, rank: Any, tie: Any = 0) -> None:
         """Put an item in, or give it another rank. `tie` decides between equal ranks."""
-        old = self._entries.get(item)
-        if old is not None:
-            if old[0] == rank and old[1] == tie:
-                return
-            old[3] = None
+        old = item.entry
+        if old is None:
+            self._length += 1
+        elif old[0] == rank and old[1] == tie:
+            return
         self._serial += 1
-        entry = [rank, tie, self._serial, item]
-        self._entries[item] = entry
+        item.entry = entry = (rank, tie, self._serial, item)
         heap = self._heap
-        if heap and heap[0] is old:
+        if old is not None and heap[0] is old:
             # Who was just served moves back from the very front: in place, so that nothing dead is left there.
             heapq.heapreplace(heap, entry)
             return
         heapq.heappush(heap, entry)
-        if len(heap) > 2 * len(self._entries) + _SLACK:
-            self._heap = list(self._entries.values())
+        if len(heap) > 2 * self._length + SLACK:
+            self._heap = [entry for entry in heap if entry[3].entry is entry]
             heapq.heapify(self._heap)
 
-    def discard(self, item: Item) -> None:
+    def discard(self, item: ItemT) -> None:
         """Take an item out, if it is there."""
-        entry = self._entries.pop(item, None)
-        if entry is not None:
-            entry[3] = None
-        if not self._entries:
-            self._heap.clear()
+        if item.entry is not None:
+            item.entry = None
+            self._length -= 1
+            if not self._length:
+                self._heap.clear()
 
-    def peek(self) -> Item | None:
+    def clear(self) -> None:
+        """Take all out."""
+        for item in list(self):
+            item.entry = None
+        self._heap.clear()
+        self._length = 0
+
+    def peek(self) -> ItemT | None:
         """The first item, or None."""
         entry = self._top()
         if entry is None:
             return None
-        item: Item = entry[3]
+        item: ItemT = entry[3]
         return item
 
     def rank(self) -> Any:
@@ -85,45 +98,52 @@ class LazyHeap(Generic[Item]):
         assert entry is not None
         return entry[0], entry[1]
 
-    def tie_of(self, item: Item) -> Any:
-        return self._entries[item][1]
-
-    def move(self, item: Item, rank: Any) -> None:
+    def move(self, item: ItemT, rank: Any) -> None:
         """Give an item that is there another rank. Its tie stays."""
-        self.set(item, rank, self._entries[item][1])
+        old = item.entry
+        assert old is not None
+        if old[0] != rank:
+            self.set(item, rank, old[1])
 
     def take(self) -> Entry | None:
         """Take the first out. `restore` brings it back to the very same place."""
         entry = self._top()
         if entry is not None:
             heapq.heappop(self._heap)
-            del self._entries[entry[3]]
+            entry[3].entry = None
+            self._length -= 1
         return entry
 
     def restore(self, entry: Entry) -> None:
         """Undo `take`."""
-        assert entry[3] not in self._entries
-        self._entries[entry[3]] = entry
+        assert entry[3].entry is None
+        entry[3].entry = entry
+        self._length += 1
         heapq.heappush(self._heap, entry)
 
-    def in_order(self) -> Iterator[Entry]:
-        """All entries, first one first; those without an item are dead. Nothing may change meanwhile.
+    def in_order(self) -> Iterator[Entry | None]:
+        """All entries, first one first; None for each that is dead. Nothing may change meanwhile.
 
         Finding the first few looks at no more than twice as many, dead ones included.
         """
-        heap = self._heap
-        ahead = [(heap[0], 0)] if heap else []
-        while ahead:
-            entry, at = heapq.heappop(ahead)
-            for below in range(2 * at + 1, min(2 * at + 3, len(heap))):
-                heapq.heappush(ahead, (heap[below], below))
-            yield entry
+        for entry in walk(self._heap):
+            yield entry if entry[3].entry is entry else None
 
     def _top(self) -> Entry | None:
         heap = self._heap
         while heap:
-            entry = heap[0]
-            if entry[3] is not None:
-                return entry
+            first: Entry = heap[0]
+            if first[3].entry is first:
+                return first
             heapq.heappop(heap)
         return None
+
+
+def walk(heap: list[Entry]) -> Iterator[Entry]:
+    """What is in a heap, lowest first. Nothing may change meanwhile."""
+    ahead = [(heap[0], 0)] if heap else []
+    while ahead:
+        entry, at = heapq.heappop(ahead)
+        for below in range(2 * at + 1, min(2 * at + 3, len(heap))):
+            heapq.heappush(ahead, (heap[below], below))
+        yield entry

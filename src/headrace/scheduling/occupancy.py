@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterator
 from itertools import chain
 from typing import Generic, TypeVar
 
-from headrace.scheduling.lazy_heap import LazyHeap
+from headrace.scheduling.lazy_heap import Entry, LazyHeap
 from headrace.scheduling.queue_bounds import QueueBounds, QueueFull
 
 Ticket = TypeVar("Ticket", bound=Hashable)
@@ -13,9 +13,15 @@ Ticket = TypeVar("Ticket", bound=Hashable)
 class _Share(Generic[Ticket]):
     """What one tenant has waiting: tokens of its tickets in order of arrival."""
 
-    __slots__ = ("first", "order", "others")
+    __slots__ = ("entry", "first", "has_changed", "order", "others", "tokens")
 
     def __init__(self, order: int) -> None:
+        self.tokens = 0
+        """Of all its tickets."""
+        self.entry: Entry | None = None
+        """In the order of sizes."""
+        self.has_changed = False
+        """Its place in that order is not up to date."""
         self.order = order
         """Among tenants with equally much waiting, the lowest gives way first: who began to wait first, or was put
         back last."""
@@ -39,10 +45,9 @@ class Occupancy(Generic[Ticket]):
     def __init__(self, bounds: QueueBounds) -> None:
         self._bounds = bounds
         self._shares: dict[str, _Share[Ticket]] = {}
-        self._tokens_of: dict[str, int] = {}
-        self._largest: LazyHeap[str] = LazyHeap()
-        self._changed: set[str] = set()
-        """Tenants whose place in `_largest` is not up to date: it is only needed when the queue is full."""
+        self._largest: LazyHeap[_Share[Ticket]] = LazyHeap()
+        self._changed: set[_Share[Ticket]] = set()
+        """Those whose place in `_largest` is not up to date: it is only needed when the queue is full."""
         self._order = 0
         self.length = 0
         self.tokens = 0
@@ -50,7 +55,7 @@ class Occupancy(Generic[Ticket]):
     def of(self, tenant: str) -> tuple[int, int]:
         """(requests, tokens) that wait."""
         share = self._shares.get(tenant)
-        return (len(share), self._tokens_of[tenant]) if share is not None else (0, 0)
+        return (len(share), share.tokens) if share is not None else (0, 0)
 
     @property
     def num_tenants(self) -> int:
@@ -67,28 +72,28 @@ class Occupancy(Generic[Ticket]):
         if share is None:
             self._order += 1
             share = self._shares[tenant] = _Share(self._order)
-            self._tokens_of[tenant] = 0
         if is_first:
             self._order += 1
             share.order = -self._order
         (share.first if is_first else share.others)[ticket] = tokens
         self.length += 1
-        self._count(tenant, tokens)
+        self._count(share, tokens)
 
     def resize(self, ticket: Ticket, tenant: str, tokens: int) -> None:
-        tickets = self._shares[tenant].of(ticket)
+        share = self._shares[tenant]
+        tickets = share.of(ticket)
         more = tokens - tickets[ticket]
         tickets[ticket] = tokens
-        self._count(tenant, more)
+        self._count(share, more)
 
     def remove(self, ticket: Ticket, tenant: str) -> None:
         share = self._shares[tenant]
-        self._count(tenant, -share.of(ticket).pop(ticket))
+        self._count(share, -share.of(ticket).pop(ticket))
         self.length -= 1
         if not len(share):
-            del self._shares[tenant], self._tokens_of[tenant]
-            self._largest.discard(tenant)
-            self._changed.discard(tenant)
+            del self._shares[tenant]
+            self._largest.discard(share)
+            self._changed.discard(share)
 
     def has_room(self, tenant: str, tokens: int) -> bool:
         """Whether one more can wait without anybody's giving way."""
@@ -108,47 +113,50 @@ class Occupancy(Generic[Ticket]):
             full = QueueFull(level="model", bound="requests", limit=bounds.length, used=length)
         else:
             full = QueueFull(level="model", bound="tokens", limit=bounds.tokens, used=waiting)
-        own = self.of(tenant)[1] + tokens
-        for name in self._changed:
-            self._set(name, self._tokens_of[name])
+        for share in self._changed:
+            share.has_changed = False
+            self._set(share, share.tokens)
         self._changed.clear()
-        self._largest.discard(tenant)
-        left: dict[str, int] = {}
+        own = self._shares.get(tenant)
+        if own is not None:
+            self._largest.discard(own)
+        left: dict[_Share[Ticket], int] = {}
         try:
-            return self._evict(tokens, own, left, full)
+            return self._evict(tokens, tokens + (own.tokens if own is not None else 0), left, full)
         finally:
-            for name in (*left, tenant):
-                if name in self._shares:
-                    self._set(name, self._tokens_of[name])
+            for share in left if own is None else (*left, own):
+                self._set(share, share.tokens)
 
-    def _evict(self, tokens: int, own: int, left: dict[str, int], full: QueueFull) -> list[Ticket]:
+    def _evict(self, tokens: int, own: int, left: dict[_Share[Ticket], int], full: QueueFull) -> list[Ticket]:
         """Newest tickets of whoever is the largest at that point. `left` says what each would keep."""
         bounds, length, waiting = self._bounds, self.length, self.tokens
         newest = {}
         evicted: list[Ticket] = []
         while length >= bounds.length or waiting + tokens > bounds.tokens:
-            name = self._largest.peek()
+            share = self._largest.peek()
             # Whoever would have as much waiting as the largest gains nothing by pushing it out.
-            if name is None or own >= -self._largest.rank():
+            if share is None or own >= -self._largest.rank():
                 raise full
-            if name not in newest:
-                newest[name] = self._shares[name].newest_first()
-                left[name] = self._tokens_of[name]
-            ticket, freed = next(newest[name])
+            if share not in newest:
+                newest[share] = share.newest_first()
+                left[share] = share.tokens
+            ticket, freed = next(newest[share])
             evicted.append(ticket)
-            left[name] -= freed
-            self._set(name, left[name])
+            left[share] -= freed
+            self._set(share, left[share])
             waiting -= freed
             length -= 1
         return evicted
 
-    def _set(self, tenant: str, tokens: int) -> None:
-        self._largest.set(tenant, -tokens, self._shares[tenant].order)
+    def _set(self, share: _Share[Ticket], tokens: int) -> None:
+        self._largest.set(share, -tokens, share.order)
 
-    def _count(self, tenant: str, tokens: int) -> None:
+    def _count(self, share: _Share[Ticket], tokens: int) -> None:
         self.tokens += tokens
-        self._tokens_of[tenant] += tokens
-        self._changed.add(tenant)
+        share.tokens += tokens
+        if not share.has_changed:
+            share.has_changed = True
+            self._changed.add(share)
 
     def _check_tenant(self, tenant: str, tokens: int) -> None:
         length, waiting = self.of(tenant)

@@ -35,7 +35,7 @@ class TokenPrices(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Demand(msgspec.Struct, frozen=True, kw_only=True):
+class Demand(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a request asks for, as far as it is known when it enters the queue."""
 
     prompt_tokens: int = 0

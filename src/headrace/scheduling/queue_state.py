@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 from headrace.scheduling.counters import TenantCounters
-from headrace.scheduling.explain import Explanation, Reason, Waiting, forecast, tenant_share
+from headrace.scheduling.explain import Reason
 from headrace.scheduling.grants import Grants
 from headrace.scheduling.lanes import Job, Lane, Place
 from headrace.scheduling.occupancy import Occupancy
@@ -91,51 +91,6 @@ class QueueState(Generic[Ticket]):
         """Whether a replica has room for this waiting request now."""
         job = self._jobs[ticket]
         return self._placing.pick(ticket, job.tokens) is not None
-
-    # --- explaining ---------------------------------------------------------------------------------
-
-    def position(self, ticket: Ticket) -> int:
-        """Place in the expected order, from 1; 0 if it does not wait. Linear: for explanations only."""
-        for place, waiting in enumerate(self.expected_order(), 1):
-            if waiting == ticket:
-                return place
-        return 0
-
-    def expected_order(self) -> Iterator[Ticket]:
-        """Who would be granted after whom if nobody came (`headrace.scheduling.explain.forecast`)."""
-        if self._newcomer is not None:
-            return iter([self._newcomer.ticket])
-        waiting = [
-            Waiting(
-                ticket=job.ticket,
-                tenant=job.counter.tenant,
-                counter=job.counter.value,
-                charge=self._charge(job) / job.weight,
-                cost=self._charge(job),
-                rank=job.rank if job.place is Place.LANE else 0,
-                service_class=job.service_class,
-                is_first=job.place is Place.FRONT,
-            )
-            for job in self._waiting_room
-        ]
-        return forecast(waiting, self._policy, owed=self._waiting_room.owed)
-
-    def explain(
-        self, ticket: Ticket, may_start: Callable[[Ticket], bool] | None = None
-    ) -> Explanation | None:
-        """Why a request waits; None if it does not."""
-        job = self._jobs.get(ticket)
-        if job is None or job.place is Place.GRANTED:
-            return None
-        position = self.position(ticket)
-        return Explanation(
-            position=position,
-            tenant_share=tenant_share(
-                job.counter.tenant, {one.tenant: one.weight for one in self._counters.waiting()}
-            ),
-            waited_us=self._now_us - job.entered_us,
-            reason=self._reason(job, position, may_start),
-        )
 
     # --- inside -------------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ def first(
     if is_warm is None or quantum <= 0:
         lane = _lowest(lanes)
         row = None if lane is None else lane.order.peek()
-        job = None if row is None else row.first_flow().jobs.peek()
+        job = None if row is None else row.first()
         # Nearly always the very first may start, and nothing has to be taken out to see further.
         if job is None or may_start is None or may_start(job.ticket):
             return job
@@ -115,8 +115,7 @@ def _lowest(lanes: Sequence[Lane[Ticket]]) -> Lane[Ticket] | None:
 
 def _first_of(row: Row[Ticket], may_start: MayStart[Ticket] | None) -> Job[Ticket] | None:
     for flow in row.in_order():
-        job = flow.jobs.peek()
-        assert job is not None
+        job = flow.first()
         if may_start is None or may_start(job.ticket):
             return job
     return None

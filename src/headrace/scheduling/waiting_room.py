@@ -54,6 +54,7 @@ class WaitingRoom(Generic[Ticket]):
     def change_policy(self, policy: QueuePolicy) -> None:
         jobs = [job for lane in self._lanes.values() for job in lane]
         jobs.sort(key=lambda job: job.order)
+        self._ages.clear()
         self._set(policy)
         for job in jobs:
             self.add(job)
@@ -77,8 +78,8 @@ class WaitingRoom(Generic[Ticket]):
         if job.place is Place.FRONT:
             del self._front[job.ticket]
             return
-        lane = job.lane
-        assert lane is not None
+        assert job.flow is not None
+        lane = job.flow.row.lane
         lane.remove(job)
         self._num_in[lane.service_class] -= 1
         if lane.service_class == "batch":
