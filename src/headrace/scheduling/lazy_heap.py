@@ -132,9 +132,9 @@ class LazyHeap(Generic[ItemT]):
     def _top(self) -> Entry | None:
         heap = self._heap
         while heap:
-            first: Entry = heap[0]
+            first = heap[0]
             if first[3].entry is first:
-                return first
+                return heap[0]
             heapq.heappop(heap)
         return None
 
