@@ -43,8 +43,8 @@ POLICIES: dict[str, dict[str, Any]] = {
 LONG_SECONDS_MAX = 300
 """So long it is waited for the first of the long prompts."""
 LONG_ENGINES: dict[str, dict[str, Any]] = {
-    "default": {},
     "for long contexts": {"flash_attention": False, "target_step_ms": 200, "idle_step_ms": 200},
+    "default": {},
 }
 SCENES = ("short", "both", "weights", "classes", "long")
 
@@ -264,6 +264,7 @@ async def long_prompts(seconds: float, weights: Path, folder: Path) -> dict[str,
         settings = {"max_context_tokens": 8192, **engine}
         async with served(weights, folder / str(number), settings) as (running, http):
             found[name] = await long(running, http, seconds)
+        print(json.dumps({name: found[name]}), file=sys.stderr, flush=True)
     found["is_met"] = found["for long contexts"]["is_met"]
     return found
 
