@@ -139,7 +139,7 @@ def test_what_is_wrong_is_said(arguments: list[str], message: str) -> None:
         (b"", "is empty; known are Azure"),
         (b"\xff\xfe\x00", "is not text in UTF-8"),
         (b"\x1f\x8bxx", "cannot be read: "),
-        (gzip.compress(b"req_time_s,client,prompt_len,output_len\n1,2,3,4\n")[:-9], "cannot be read: "),
+        (gzip.compress(b"req_time_s,client,prompt_len,output_len\n1,2,3,4\n", mtime=0)[:-9], "cannot be read: "),
         (b'{"timestamp":1,"input_length":5,"output_length":3}\n{bad\n', "line 2: JSON is malformed"),
         (b"req_time_s,client,prompt_len,output_len\ninf,a,1,2\n", "line 2: req_time_s is 'inf'"),
         (b'{"format":"headrace-decisions","version":2,"source":"ledger"}\n', "this headrace reads version 1"),
@@ -169,7 +169,7 @@ def test_a_file_that_unpacks_to_too_much_is_not_read_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(simulation_load, "TRACE_BYTES_MAX", 2 * 1024 * 1024)
-    (tmp_path / "bomb").write_bytes(gzip.compress(b"req_time_s,client\n" + b"0" * 3 * 1024 * 1024))
+    (tmp_path / "bomb").write_bytes(gzip.compress(b"req_time_s,client\n" + b"0" * 3 * 1024 * 1024, mtime=0))
     result = call("run", "--trace", str(tmp_path / "bomb"))
     assert result.exit_code == 2
     assert result.output == f"headrace: {tmp_path / 'bomb'}: has more than 2 MiB\n"
