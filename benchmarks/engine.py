@@ -18,7 +18,8 @@ same file. What its figures can be compared with, and not:
 - Greedy answers are not the same texts, so some end earlier: `tokens` has each server's counts. Those of the prompts
   must be equal.
 - vLLM uses a process for HTTP, one for scheduling and one for the model. `threads` are those of the model;
-  `processor_s` of each sample is what all processes of a server used.
+  `processor_s` of each sample is what all processes of a server used. The scheduling process may wait for the model
+  by spinning: with one thread vLLM can keep two cores busy, where the others keep one.
 - Its first start compiles the model; the times until it is ready are no measurement of it.
 """
 
