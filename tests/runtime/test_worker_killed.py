@@ -143,7 +143,7 @@ def test_a_worker_that_hangs_while_it_starts_is_replaced(tmp_path: Path) -> None
 
 
 def test_an_engine_that_faults_again_and_again_makes_way_for_a_new_process(tmp_path: Path) -> None:
-    model = {"id": "faulty", "engine": {"max_batch_size": 2, "stub": {"fault_every_steps": 3}}}
+    model = {"id": "faulty", "engine": {"max_batch_size": 2, "stub": {"fault_every_steps": 4}}}
     with platform(tmp_path / "data", models=[model]) as served:
         replies = [served.chat(max_tokens=30) for _ in range(4)]
         assert {reply.status for reply in replies} <= {500, 502, 200}
