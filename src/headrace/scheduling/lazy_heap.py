@@ -132,8 +132,9 @@ class LazyHeap(Generic[ItemT]):
     def _top(self) -> Entry | None:
         heap = self._heap
         while heap:
-            first: Entry = heap[0]
-            if first[3].entry is first:
+            first = heap[0]
+            item: Item = first[3]
+            if item.entry is first:
                 return first
             heapq.heappop(heap)
         return None
