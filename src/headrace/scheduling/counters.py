@@ -19,7 +19,16 @@ from headrace.scheduling.lazy_heap import SLACK, Entry, LazyHeap
 class TenantCounter:
     """One tenant's counter and how many of its requests there are."""
 
-    __slots__ = ("entry", "idle_serial", "num_granted", "num_waiting", "tenant", "value", "weight")
+    __slots__ = (
+        "entry",
+        "has_changed",
+        "idle_serial",
+        "num_granted",
+        "num_waiting",
+        "tenant",
+        "value",
+        "weight",
+    )
 
     def __init__(self, tenant: str, value: float, weight: float) -> None:
         self.tenant = tenant
@@ -29,6 +38,8 @@ class TenantCounter:
         self.num_granted = 0
         self.entry: Entry | None = None
         """While it has requests waiting: in the order of those who have."""
+        self.has_changed = False
+        """Its place in that order is not up to date."""
         self.idle_serial = 0
         """While it is one of `IdleTenants`: which of their entries stands for it."""
 
@@ -116,6 +127,7 @@ class TenantCounters:
         """What a tenant that was never seen would start with now."""
         if self._changed:
             for counter in self._changed:
+                counter.has_changed = False
                 self._waiting.set(counter, counter.value)
             self._changed.clear()
         lowest: float = self._waiting.rank() if len(self._waiting) else self._last_start()
@@ -132,7 +144,7 @@ class TenantCounters:
         counter.weight = weight
         counter.num_waiting += 1
         if counter.num_waiting == 1:
-            self._changed.add(counter)
+            self._change(counter)
         return counter
 
     def leave(self, counter: TenantCounter) -> None:
@@ -155,13 +167,13 @@ class TenantCounters:
         counter.value -= refund
         self._one_less(counter)
         counter.num_waiting += 1
-        self._changed.add(counter)
+        self._change(counter)
 
     def correct(self, counter: TenantCounter, charge: float) -> None:
         """What a granted request costs is more (or less) than it was charged."""
         counter.value += charge
         if counter.num_waiting:
-            self._changed.add(counter)
+            self._change(counter)
 
     def finish(self, counter: TenantCounter) -> None:
         """A granted request has ended, and is charged what it did cost."""
@@ -178,6 +190,12 @@ class TenantCounters:
         self.correct(counter, charge)
         self._rest(counter)
 
+    def _change(self, counter: TenantCounter) -> None:
+        """A look at the counter first: nearly always it is one of many that changed, and a set of many is slow."""
+        if not counter.has_changed:
+            counter.has_changed = True
+            self._changed.add(counter)
+
     def _one_less(self, counter: TenantCounter) -> None:
         counter.num_granted -= 1
         if counter.num_granted == 1:
@@ -190,8 +208,9 @@ class TenantCounters:
         counter.num_waiting -= 1
         assert counter.num_waiting >= 0
         if counter.num_waiting:
-            self._changed.add(counter)
+            self._change(counter)
         else:
+            counter.has_changed = False
             self._changed.discard(counter)
             self._waiting.discard(counter)
 

@@ -167,7 +167,7 @@ class ExplainedQueue(QueueState[Ticket]):
         number = -1
         for lane in self._room.lanes():
             row = lane.row_of(job.counter) if lane.service_class == job.service_class else None
-            for flow in () if row is None else row.flows.values():
+            for flow in () if row is None else row.flows():
                 number += flow.num_jobs
                 if number >= enough:
                     return number

@@ -9,9 +9,9 @@ whole. Everything is found and moved in logarithmic time.
 """
 
 import heapq
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from enum import Enum
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -22,6 +22,9 @@ from headrace.scheduling.replicas import Replica
 
 Ticket = TypeVar("Ticket", bound=Hashable)
 Size = Literal["brief", "usual", "long"]
+
+_NO_FLOWS: Final[dict[Hashable, Any]] = {}
+"""Of all rows with one flow."""
 
 
 class Place(Enum):
@@ -151,52 +154,72 @@ class Flow(Generic[Ticket]):
 
 
 class Row(Generic[Ticket]):
-    """What one tenant has in one lane."""
+    """What one tenant has in one lane. Nearly always it is one flow, which then stands here without a table."""
 
-    __slots__ = ("_order", "counter", "entry", "flows", "lane")
+    __slots__ = ("_flows", "_only", "_order", "counter", "entry", "lane")
 
-    def __init__(self, counter: TenantCounter, lane: "Lane[Ticket]") -> None:
+    def __init__(self, counter: TenantCounter, lane: "Lane[Ticket]", gate: Hashable) -> None:
         self.counter = counter
         self.lane = lane
         self.entry: Entry | None = None
         """In the order of its lane's rows."""
-        self.flows: dict[Hashable, Flow[Ticket]] = {}
+        self._only: Flow[Ticket] | None = Flow(gate, self)
+        """While there is one; the row goes when it is empty."""
+        self._flows: dict[Hashable, Flow[Ticket]] = _NO_FLOWS
+        """By gate, while there are several; none of them is empty."""
         self._order: LazyHeap[Flow[Ticket]] | None = None
-        """Of the flows, while there are several. Nearly always there is one."""
+        """Of those several."""
+
+    @property
+    def is_empty(self) -> bool:
+        return self._only is not None and not self._only.num_jobs
+
+    def flows(self) -> Collection[Flow[Ticket]]:
+        """In no order. To read."""
+        return self._flows.values() if self._only is None else (self._only,)
 
     def add(self, job: Job[Ticket]) -> None:
-        gate = _gate(job)
-        flow = self.flows.get(gate)
-        if flow is None:
-            flow = self.flows[gate] = Flow(gate, self)
+        flow = self._flow(_gate(job))
         flow.add(job)
         if self._order is not None:
             self._order.set(flow, _bare(flow.first()))
-        elif len(self.flows) > 1:
+
+    def _flow(self, gate: Hashable) -> Flow[Ticket]:
+        only = self._only
+        if only is not None:
+            if only.gate == gate:
+                return only
+            self._only = None
+            self._flows = {only.gate: only}
             self._order = LazyHeap()
-            for one in self.flows.values():
-                self._order.set(one, _bare(one.first()))
+            self._order.set(only, _bare(only.first()))
+        flow = self._flows.get(gate)
+        if flow is None:
+            flow = self._flows[gate] = Flow(gate, self)
+        return flow
 
     def remove(self, job: Job[Ticket]) -> None:
         flow = job.flow
         assert flow is not None
         flow.remove(job)
-        if not flow.num_jobs:
-            del self.flows[flow.gate]
         if self._order is None:
             return
         if flow.num_jobs:
             self._order.set(flow, _bare(flow.first()))
             return
         self._order.discard(flow)
-        if len(self.flows) == 1:
+        del self._flows[flow.gate]
+        if len(self._flows) == 1:
+            (self._only,) = self._flows.values()
+            self._flows = _NO_FLOWS
             self._order.clear()
             self._order = None
 
     def first_flow(self) -> Flow[Ticket]:
         """The one whose first job is the first."""
-        if self._order is None:
-            return next(iter(self.flows.values()))
+        if self._only is not None:
+            return self._only
+        assert self._order is not None
         flow = self._order.peek()
         assert flow is not None
         return flow
@@ -242,13 +265,13 @@ class Lane(Generic[Ticket]):
     def __iter__(self) -> Iterator[Job[Ticket]]:
         """All jobs, in no order."""
         for row in self._rows.values():
-            for flow in row.flows.values():
+            for flow in row.flows():
                 yield from flow
 
     def add(self, job: Job[Ticket]) -> None:
         row = self._rows.get(job.counter)
         if row is None:
-            row = self._rows[job.counter] = Row(job.counter, self)
+            row = self._rows[job.counter] = Row(job.counter, self, _gate(job))
         row.add(job)
         self.num_jobs += 1
         if row.first() is job:
@@ -260,7 +283,7 @@ class Lane(Generic[Ticket]):
         was_first = row.first() is job
         row.remove(job)
         self.num_jobs -= 1
-        if not row.flows:
+        if row.is_empty:
             del self._rows[job.counter]
             self.order.discard(row)
         elif was_first:

@@ -133,8 +133,9 @@ class LazyHeap(Generic[ItemT]):
         heap = self._heap
         while heap:
             first = heap[0]
-            if first[3].entry is first:
-                return heap[0]
+            item: Item = first[3]
+            if item.entry is first:
+                return first
             heapq.heappop(heap)
         return None
 

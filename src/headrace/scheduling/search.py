@@ -103,6 +103,8 @@ def _startable(
 
 def _lowest(lanes: Sequence[Lane[Ticket]]) -> Lane[Ticket] | None:
     """The lane whose first row is the first of all."""
+    if len(lanes) == 1:
+        return lanes[0] if len(lanes[0].order) else None
     best: Lane[Ticket] | None = None
     best_key: Any = None
     for lane in lanes:
