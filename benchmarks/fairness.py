@@ -108,8 +108,11 @@ class Client:
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
+        for one in ended:
+            if isinstance(one, Exception):
+                raise one
 
 
 async def _chunks(http: HttpClient, headers: bytes, body: bytes) -> AsyncIterator[dict[str, Any]]:
