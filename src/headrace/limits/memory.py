@@ -9,10 +9,10 @@ from typing import Final
 
 import msgspec
 
+from headrace.bounds import MIB
 from headrace.config.settings import MemorySettings
 
-MIB: Final = 1 << 20
-GIB: Final = 1 << 30
+GIB: Final = 1024 * MIB
 """A GB of limits and headers: 1024 MB of 1024 KB."""
 
 
