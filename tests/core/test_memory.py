@@ -7,12 +7,13 @@ import pytest
 import pytest_asyncio
 
 from headrace.admission.entry import Phase
+from headrace.bounds import MIB
 from headrace.config.settings import MemorySettings, ModelSettings
 from headrace.core.operation import Operation
 from headrace.core.replica import ReplicaBusy
 from headrace.errors import Refusal
 from headrace.ledger.closing import COMPLETED, Counts
-from headrace.limits.memory import MIB, MemoryRate
+from headrace.limits.memory import MemoryRate
 from tests.core.test_core import SilentReplica
 from tests.core.test_scheduling import Hall
 

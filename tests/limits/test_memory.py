@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.bounds import MIB
 from headrace.config.limits import Limits
 from headrace.config.settings import MemorySettings
 from headrace.limits import memory_book
 from headrace.limits.account import Account
 from headrace.limits.book import Ask, decide, grant, may_start, release
-from headrace.limits.memory import GIB, MIB, MemoryRate, bytes_of_gb, gb_of
+from headrace.limits.memory import GIB, MemoryRate, bytes_of_gb, gb_of
 
 
 def account(level: str = "tenant", **limits: float) -> Account:
