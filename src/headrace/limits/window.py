@@ -5,9 +5,16 @@ millisecond are one entry, so a busy tenant costs at most 60 000 entries.
 """
 
 from collections import deque
+from typing import Final
 
 WINDOW_US = 60_000_000
 _GRAIN_US = 1_000
+
+_Settlement = tuple[int, int, int]
+"""Settlements of one grain: time of the first, time of the last, tokens."""
+_NOTHING: Final[deque[_Settlement]] = deque(maxlen=0)
+"""Of every account in which nothing was settled lately: an empty deque of its own takes 760 bytes, and there may be
+a hundred thousand accounts."""
 
 
 class TokenWindow:
@@ -16,8 +23,8 @@ class TokenWindow:
     __slots__ = ("_settled", "_settled_sum", "held")
 
     def __init__(self) -> None:
-        self._settled: deque[list[int]] = deque()
-        """[time of its first settlement, of its last, tokens]"""
+        self._settled = _NOTHING
+        """Oldest first."""
         self._settled_sum = 0
         self.held = 0
 
@@ -28,6 +35,8 @@ class TokenWindow:
             old_us = now_us - WINDOW_US
             while settled and settled[0][1] <= old_us:
                 self._settled_sum -= settled.popleft()[2]
+            if not settled:
+                self._settled = _NOTHING
         return self._settled_sum
 
     def hold(self, tokens: int) -> None:
@@ -42,29 +51,22 @@ class TokenWindow:
         """Replace a hold by what was really used."""
         assert 0 <= held <= self.held
         self.held -= held
-        if not tokens:
-            return
-        settled = self._settled
-        if settled and now_us - settled[-1][0] < _GRAIN_US and now_us >= settled[-1][1]:
-            last = settled[-1]
-            last[1] = now_us
-            last[2] += tokens
-            self._settled_sum += tokens
-        else:
+        if tokens:
             self.add(tokens, now_us)
 
     def add(self, tokens: int, settled_us: int) -> None:
         """Count a settlement. Times must not go back by more than the grain."""
         settled = self._settled
-        last = settled[-1] if settled else None
-        if last is not None and settled_us - last[0] < _GRAIN_US:
-            # Counted until the last of them is old enough: never a token too early.
-            if settled_us > last[1]:
-                last[1] = settled_us
-            last[2] += tokens
-        else:
-            settled.append([settled_us, settled_us, tokens])
         self._settled_sum += tokens
+        if settled:
+            first_us, last_us, before = settled[-1]
+            if settled_us - first_us < _GRAIN_US:
+                # Counted until the last of them is old enough: never a token too early.
+                settled[-1] = (first_us, max(last_us, settled_us), before + tokens)
+                return
+        else:
+            settled = self._settled = deque()
+        settled.append((settled_us, settled_us, tokens))
 
     def free_at_us(self, limit: int, tokens: int, now_us: int) -> int:
         """When `tokens` more would fit if what is held stays held; 0 if never, because it is too much."""
