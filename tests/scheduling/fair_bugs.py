@@ -18,7 +18,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from headrace.scheduling.counters import TenantCounter, TenantCounters
 from headrace.scheduling.fair import FairQueue
-from headrace.scheduling.lanes import Job
+from headrace.scheduling.jobs import Job
 from headrace.scheduling.preemption import RunningShares
 from tests.scheduling.fair_machine import FairMachine
 from tests.scheduling.fair_shares import check_backlogged, check_return, check_stopping

@@ -12,7 +12,7 @@ import msgspec
 from headrace.scheduling.class_shares import ClassShares
 from headrace.scheduling.explain import Explanation
 from headrace.scheduling.fair import FairQueue
-from headrace.scheduling.lanes import Place, rank_of
+from headrace.scheduling.jobs import Place, rank_of
 from headrace.scheduling.policy import QueuePolicy, ServiceClass
 
 Ticket = TypeVar("Ticket", bound=Hashable)

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.scheduling.counters import TenantCounter
 from headrace.scheduling.fair import ASKING_TENANTS_MAX, FairQueue
-from headrace.scheduling.lanes import Job
+from headrace.scheduling.jobs import Job
 from headrace.scheduling.policy import POLICIES, Demand, QueuePolicy
 from headrace.scheduling.preemption import RunningShares
 from headrace.scheduling.queue_bounds import QueueBounds

@@ -12,6 +12,7 @@ _GRAIN_US = 1_000
 
 _Settlement = tuple[int, int, int]
 """Settlements of one grain: time of the first, time of the last, tokens."""
+_NEVER_US: Final = 1 << 62
 _NOTHING: Final[deque[_Settlement]] = deque(maxlen=0)
 """Of every account in which nothing was settled lately: an empty deque of its own takes 760 bytes, and there may be
 a hundred thousand accounts."""
@@ -20,23 +21,20 @@ a hundred thousand accounts."""
 class TokenWindow:
     """Settled and held tokens of one account."""
 
-    __slots__ = ("_settled", "_settled_sum", "held")
+    __slots__ = ("_old_at_us", "_settled", "_settled_sum", "held")
 
     def __init__(self) -> None:
         self._settled = _NOTHING
         """Oldest first."""
+        self._old_at_us = _NEVER_US
+        """When the oldest is 60 seconds old: so a look at the account nearly always needs no look at them."""
         self._settled_sum = 0
         self.held = 0
 
     def used(self, now_us: int) -> int:
         """Tokens settled in the last 60 seconds."""
-        settled = self._settled
-        if settled:
-            old_us = now_us - WINDOW_US
-            while settled and settled[0][1] <= old_us:
-                self._settled_sum -= settled.popleft()[2]
-            if not settled:
-                self._settled = _NOTHING
+        if now_us >= self._old_at_us:
+            self._drop_old(now_us)
         return self._settled_sum
 
     def hold(self, tokens: int) -> None:
@@ -63,9 +61,11 @@ class TokenWindow:
             if settled_us - first_us < _GRAIN_US:
                 # Counted until the last of them is old enough: never a token too early.
                 settled[-1] = (first_us, max(last_us, settled_us), before + tokens)
+                self._old_at_us = settled[0][1] + WINDOW_US
                 return
         else:
             settled = self._settled = deque()
+            self._old_at_us = settled_us + WINDOW_US
         settled.append((settled_us, settled_us, tokens))
 
     def free_at_us(self, limit: int, tokens: int, now_us: int) -> int:
@@ -81,3 +81,13 @@ class TokenWindow:
 
     def is_idle(self, now_us: int) -> bool:
         return self.held == 0 and self.used(now_us) == 0
+
+    def _drop_old(self, now_us: int) -> None:
+        settled = self._settled
+        old_us = now_us - WINDOW_US
+        while settled and settled[0][1] <= old_us:
+            self._settled_sum -= settled.popleft()[2]
+        if settled:
+            self._old_at_us = settled[0][1] + WINDOW_US
+        else:
+            self._settled, self._old_at_us = _NOTHING, _NEVER_US

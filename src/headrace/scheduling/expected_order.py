@@ -10,7 +10,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from headrace.scheduling.class_shares import ClassShares
 from headrace.scheduling.counters import TenantCounter
-from headrace.scheduling.lanes import Flow, Job, Lane, Row
+from headrace.scheduling.jobs import Job
+from headrace.scheduling.lanes import Flow, Lane, Row
 from headrace.scheduling.lazy_heap import Entry
 from headrace.scheduling.waiting_room import WaitingRoom
 

@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.scheduling.expected_order import first_expected
 from headrace.scheduling.explain import Explanation, Reason
-from headrace.scheduling.lanes import Job, Place
+from headrace.scheduling.jobs import Job, Place
 from headrace.scheduling.policy import ServiceClass
 from headrace.scheduling.queue_bounds import QueueBounds
 from headrace.scheduling.queue_state import QueueState

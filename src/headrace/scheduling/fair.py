@@ -25,7 +25,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from headrace.scheduling.explained_queue import ExplainedQueue
-from headrace.scheduling.lanes import Job, Place
+from headrace.scheduling.jobs import Job, Place
 from headrace.scheduling.policy import Demand, QueuePolicy
 from headrace.scheduling.preemption import RunningShares
 from headrace.scheduling.queue_bounds import NoReplica
@@ -123,7 +123,7 @@ class FairQueue(QueueSteps[Ticket], ExplainedQueue[Ticket]):
         job = Job(ticket, tenant, counter, tokens, demand, self._order, self._now_us, demand.weight)
         self._jobs[ticket] = job
         if occupancy.length:
-            occupancy.add(ticket, tenant, tokens)
+            occupancy.add(job)
             self._waiting_room.add(job)
         else:
             self._newcomer = job
@@ -136,7 +136,7 @@ class FairQueue(QueueSteps[Ticket], ExplainedQueue[Ticket]):
             assert job.replica is not None
             job.replica.kv_used += tokens - job.tokens
         else:
-            self._occupancy.resize(ticket, job.tenant, tokens)
+            self._occupancy.resize(job, tokens)
         job.tokens = tokens
 
     def leave(self, ticket: Ticket) -> bool:
@@ -146,7 +146,7 @@ class FairQueue(QueueSteps[Ticket], ExplainedQueue[Ticket]):
             return False
         del self._jobs[ticket]
         self._room.remove(job)
-        self._occupancy.remove(ticket, job.tenant)
+        self._occupancy.remove(job)
         job.place = Place.GONE
         self._counters.leave(job.counter)
         return True

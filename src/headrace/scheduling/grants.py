@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from typing import Final, Generic, TypeVar
 
-from headrace.scheduling.lanes import Job
+from headrace.scheduling.jobs import Job
 from headrace.scheduling.replicas import Replica
 
 Ticket = TypeVar("Ticket", bound=Hashable)

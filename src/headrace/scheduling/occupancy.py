@@ -2,20 +2,26 @@
 
 from collections.abc import Hashable, Iterator
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
+from headrace.scheduling.jobs import Job
 from headrace.scheduling.lazy_heap import Entry, LazyHeap
 from headrace.scheduling.queue_bounds import QueueBounds, QueueFull
 
 Ticket = TypeVar("Ticket", bound=Hashable)
 
+_NO_TICKETS: Final[dict[Any, int]] = {}
+"""Of all shares in which nothing was put back."""
 
-class _Share(Generic[Ticket]):
+
+class Share(Generic[Ticket]):
     """What one tenant has waiting: tokens of its tickets in order of arrival."""
 
-    __slots__ = ("entry", "first", "has_changed", "order", "others", "tokens")
+    __slots__ = ("entry", "first", "has_changed", "num_tickets", "order", "others", "tenant", "tokens")
 
-    def __init__(self, order: int) -> None:
+    def __init__(self, tenant: str, order: int) -> None:
+        self.tenant = tenant
+        self.num_tickets = 0
         self.tokens = 0
         """Of all its tickets."""
         self.entry: Entry | None = None
@@ -25,15 +31,29 @@ class _Share(Generic[Ticket]):
         self.order = order
         """Among tenants with equally much waiting, the lowest gives way first: who began to wait first, or was put
         back last."""
-        self.first: dict[Ticket, int] = {}
+        self.first: dict[Ticket, int] = _NO_TICKETS
         """Put back, the one that was put back last at the end; they came before the others."""
         self.others: dict[Ticket, int] = {}
 
-    def __len__(self) -> int:
-        return len(self.first) + len(self.others)
+    def add(self, ticket: Ticket, tokens: int, *, is_first: bool) -> None:
+        if is_first:
+            if self.first is _NO_TICKETS:
+                self.first = {}
+            self.first[ticket] = tokens
+        else:
+            self.others[ticket] = tokens
+        self.num_tickets += 1
 
-    def of(self, ticket: Ticket) -> dict[Ticket, int]:
-        return self.first if ticket in self.first else self.others
+    def resize(self, ticket: Ticket, tokens: int) -> None:
+        tickets = self.first if ticket in self.first else self.others
+        tickets[ticket] = tokens
+
+    def remove(self, ticket: Ticket) -> None:
+        if self.first and ticket in self.first:
+            del self.first[ticket]
+        else:
+            del self.others[ticket]
+        self.num_tickets -= 1
 
     def newest_first(self) -> Iterator[tuple[Ticket, int]]:
         return chain(reversed(self.others.items()), self.first.items())
@@ -44,9 +64,9 @@ class Occupancy(Generic[Ticket]):
 
     def __init__(self, bounds: QueueBounds) -> None:
         self._bounds = bounds
-        self._shares: dict[str, _Share[Ticket]] = {}
-        self._largest: LazyHeap[_Share[Ticket]] = LazyHeap()
-        self._changed: set[_Share[Ticket]] = set()
+        self._shares: dict[str, Share[Ticket]] = {}
+        self._largest: LazyHeap[Share[Ticket]] = LazyHeap()
+        self._changed: set[Share[Ticket]] = set()
         """Those whose place in `_largest` is not up to date: it is only needed when the queue is full."""
         self._order = 0
         self.length = 0
@@ -55,7 +75,7 @@ class Occupancy(Generic[Ticket]):
     def of(self, tenant: str) -> tuple[int, int]:
         """(requests, tokens) that wait."""
         share = self._shares.get(tenant)
-        return (len(share), share.tokens) if share is not None else (0, 0)
+        return (share.num_tickets, share.tokens) if share is not None else (0, 0)
 
     @property
     def num_tenants(self) -> int:
@@ -67,31 +87,33 @@ class Occupancy(Generic[Ticket]):
         share = self._shares.get(tenant)
         return iter(()) if share is None else chain(reversed(share.first), share.others)
 
-    def add(self, ticket: Ticket, tenant: str, tokens: int, *, is_first: bool = False) -> None:
-        share = self._shares.get(tenant)
+    def add(self, job: Job[Ticket], *, is_first: bool = False) -> None:
+        share = self._shares.get(job.tenant)
         if share is None:
             self._order += 1
-            share = self._shares[tenant] = _Share(self._order)
+            share = self._shares[job.tenant] = Share(job.tenant, self._order)
         if is_first:
             self._order += 1
             share.order = -self._order
-        (share.first if is_first else share.others)[ticket] = tokens
+        share.add(job.ticket, job.tokens, is_first=is_first)
+        job.share = share
         self.length += 1
-        self._count(share, tokens)
+        self._count(share, job.tokens)
 
-    def resize(self, ticket: Ticket, tenant: str, tokens: int) -> None:
-        share = self._shares[tenant]
-        tickets = share.of(ticket)
-        more = tokens - tickets[ticket]
-        tickets[ticket] = tokens
-        self._count(share, more)
+    def resize(self, job: Job[Ticket], tokens: int) -> None:
+        """`job.tokens` is to become this."""
+        assert job.share is not None
+        job.share.resize(job.ticket, tokens)
+        self._count(job.share, tokens - job.tokens)
 
-    def remove(self, ticket: Ticket, tenant: str) -> None:
-        share = self._shares[tenant]
-        self._count(share, -share.of(ticket).pop(ticket))
+    def remove(self, job: Job[Ticket]) -> None:
+        share, job.share = job.share, None
+        assert share is not None
+        share.remove(job.ticket)
         self.length -= 1
-        if not len(share):
-            del self._shares[tenant]
+        self._count(share, -job.tokens)
+        if not share.num_tickets:
+            del self._shares[share.tenant]
             self._largest.discard(share)
             self._changed.discard(share)
 
@@ -120,14 +142,14 @@ class Occupancy(Generic[Ticket]):
         own = self._shares.get(tenant)
         if own is not None:
             self._largest.discard(own)
-        left: dict[_Share[Ticket], int] = {}
+        left: dict[Share[Ticket], int] = {}
         try:
             return self._evict(tokens, tokens + (own.tokens if own is not None else 0), left, full)
         finally:
             for share in left if own is None else (*left, own):
                 self._set(share, share.tokens)
 
-    def _evict(self, tokens: int, own: int, left: dict[_Share[Ticket], int], full: QueueFull) -> list[Ticket]:
+    def _evict(self, tokens: int, own: int, left: dict[Share[Ticket], int], full: QueueFull) -> list[Ticket]:
         """Newest tickets of whoever is the largest at that point. `left` says what each would keep."""
         bounds, length, waiting = self._bounds, self.length, self.tokens
         newest = {}
@@ -148,10 +170,10 @@ class Occupancy(Generic[Ticket]):
             length -= 1
         return evicted
 
-    def _set(self, share: _Share[Ticket], tokens: int) -> None:
+    def _set(self, share: Share[Ticket], tokens: int) -> None:
         self._largest.set(share, -tokens, share.order)
 
-    def _count(self, share: _Share[Ticket], tokens: int) -> None:
+    def _count(self, share: Share[Ticket], tokens: int) -> None:
         self.tokens += tokens
         share.tokens += tokens
         if not share.has_changed:

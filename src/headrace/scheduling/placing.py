@@ -4,7 +4,8 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 from headrace.scheduling.explain import Reason
-from headrace.scheduling.lanes import Job, Lane
+from headrace.scheduling.jobs import Job
+from headrace.scheduling.lanes import Lane
 from headrace.scheduling.locality import Warmth, choose
 from headrace.scheduling.policy import QueuePolicy
 from headrace.scheduling.replicas import Replica, Replicas

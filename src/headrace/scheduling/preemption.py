@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
 from headrace.scheduling.counters import TenantCounter
-from headrace.scheduling.lanes import Job
+from headrace.scheduling.jobs import Job
 
 Ticket = TypeVar("Ticket", bound=Hashable)
 

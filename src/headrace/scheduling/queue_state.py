@@ -6,7 +6,8 @@ from typing import Generic, TypeVar
 from headrace.scheduling.counters import TenantCounters
 from headrace.scheduling.explain import Reason
 from headrace.scheduling.grants import Grants
-from headrace.scheduling.lanes import Job, Lane, Place
+from headrace.scheduling.jobs import Job, Place
+from headrace.scheduling.lanes import Lane
 from headrace.scheduling.occupancy import Occupancy
 from headrace.scheduling.placing import Fits, MayRun, Placing, WarmOn
 from headrace.scheduling.policy import Demand, QueuePolicy
@@ -112,7 +113,7 @@ class QueueState(Generic[Ticket]):
         """The newcomer is one among those who wait."""
         job, self._newcomer = self._newcomer, None
         assert job is not None
-        self._occupied.add(job.ticket, job.tenant, job.tokens)
+        self._occupied.add(job)
         self._waiting_room.add(job)
 
     def _charge(self, job: Job[Ticket]) -> float:

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import msgspec
 
-from headrace.scheduling.lanes import Job, Place
+from headrace.scheduling.jobs import Job, Place
 from headrace.scheduling.policy import Demand
 from headrace.scheduling.queue_state import QueueState
 from headrace.scheduling.replicas import Replica
@@ -79,7 +79,7 @@ class QueueSteps(QueueState[Ticket]):
             self._waiting_room.granted_alone()
         else:
             self._room.remove(job)
-            self._occupancy.remove(job.ticket, job.tenant)
+            self._occupancy.remove(job)
             self._waiting_room.granted(job, charge)
             self._moved(job)
         job.place = Place.GRANTED
@@ -104,7 +104,7 @@ class QueueSteps(QueueState[Ticket]):
         refund, job.charged = job.charged - job.paid, job.paid
         job.tokens = tokens
         job.output_tokens = 0
-        self._occupancy.add(job.ticket, job.tenant, tokens, is_first=True)
+        self._occupancy.add(job, is_first=True)
         self._counters.put_back(job.counter, refund / job.weight)
         self._moved(job)
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from headrace.scheduling.lanes import Job, Lane, Row
+from headrace.scheduling.jobs import Job
+from headrace.scheduling.lanes import Lane, Row
 from headrace.scheduling.lazy_heap import Entry
 
 Ticket = TypeVar("Ticket", bound=Hashable)

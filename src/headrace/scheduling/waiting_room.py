@@ -7,7 +7,8 @@ from typing import Final, Generic, TypeVar
 from headrace.scheduling import search
 from headrace.scheduling.class_shares import ClassShares
 from headrace.scheduling.counters import TenantCounter
-from headrace.scheduling.lanes import Job, Lane, Place, Size, rank_of, size_of
+from headrace.scheduling.jobs import Job, Place, Size, rank_of, size_of
+from headrace.scheduling.lanes import Lane
 from headrace.scheduling.lazy_heap import LazyHeap
 from headrace.scheduling.policy import Demand, QueuePolicy, ServiceClass
 
