@@ -6,7 +6,7 @@ MODELS := $(VENV)/share/headrace/models
 GGUF := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev serve test simulate simulate-bugs simulate-fair check format bench accept kills overload soak soak-engine reproducible lock clean
+.PHONY: help install dev serve native test test-native simulate simulate-bugs simulate-fair check format bench accept kills overload soak soak-engine reproducible lock clean
 
 help: ## what can be done here
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -18,8 +18,14 @@ dev: $(VENV)/.dev $(GGUF) ## the same, with the tools for tests and checks
 serve: install ## serve the built-in model on port 8080 until Ctrl-C
 	@$(BIN)/headrace serve --log-format console --log-level warning $(ARGS)
 
+native: install ## compile the engine's library for this processor; needs cmake and g++; two minutes
+	$(BIN)/headrace engine build $(ARGS)
+
 test: dev ## the tests, about three minutes
 	$(BIN)/python -m pytest $(ARGS)
+
+test-native: dev native ## compile that library, and the engine's tests on it
+	HEADRACE_TEST_LIBRARY=native $(BIN)/python -m pytest tests/engine $(ARGS)
 
 simulate: dev ## a thousand simulated worlds with faults and crashes, about a minute
 	$(BIN)/python -m tests.simulation $(ARGS)

@@ -1,9 +1,9 @@
 """headrace against llama.cpp's own server, and vLLM's if there is one, over HTTP, side by side.
 
-    python -m benchmarks.engine [--rounds 3] [--threads N] [--concurrency 1,4,16,32] [--vllm PYTHON]
+    python -m benchmarks.engine [--rounds 3] [--threads N] [--concurrency 1,4,16,32] [--library native] [--vllm PYTHON]
 
-headrace and llama.cpp's server load the same converted weights (Q8_0) through the same library, with the same threads,
-slots, KV layout (per sequence), batch size and requests: distinct prompts of about 200 tokens, 64 new tokens, greedy,
+headrace and llama.cpp's server load the same converted weights (Q8_0) through the same library (but with `--library
+native`, when headrace takes the one that was compiled here, with the weights it prefers), with the same threads, slots, KV layout (per sequence), batch size and requests: distinct prompts of about 200 tokens, 64 new tokens, greedy,
 streamed, closed loop. Servers take turns, a fresh start for each round. Prints one JSON object.
 
 `--vllm` names a Python that has vLLM's CPU build (benchmarks/vllm_server.py says how to make one). vLLM gets the same
@@ -37,7 +37,7 @@ from typing import Any
 from benchmarks import load
 from benchmarks.processes import processor_s, proportional_mb, tree
 from benchmarks.servers import Running, headrace, llama_server, resident_mb, vllm_server
-from benchmarks.weights import DTYPES, converted_builtin, faster_dtype, for_vllm
+from benchmarks.weights import DTYPES, add_library, converted_builtin, faster_dtype, for_vllm
 
 SEQUENCES = 32
 CONTEXT = 512
@@ -79,6 +79,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cached", action="store_true", help="leave the servers' prompt caches on")
     parser.add_argument("--ours-only", action="store_true", help="without the other servers; no ratios")
     parser.add_argument("--target-step-ms", type=float, help="another time for a step than the default")
+    add_library(parser)
     parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="a Python with vLLM's CPU build")
     parser.add_argument("--vllm-dtype", choices=DTYPES, help="default: the faster one on this machine")
     arguments = parser.parse_args()
@@ -95,12 +96,13 @@ def _servers(weights: Path, scratch: Path, number: int, arguments: argparse.Name
         "models": [
             {
                 "id": "bench",
-                "path": str(weights),
+                "path": str(converted_builtin(scratch, arguments.library)),
                 "engine": {
                     "max_batch_size": SEQUENCES,
                     "max_context_tokens": CONTEXT,
                     "max_batch_tokens": BATCH,
                     "threads": arguments.threads,
+                    "library": arguments.library,
                 },
             }
         ]
@@ -158,6 +160,7 @@ def _report(
         "benchmark": "engine",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
         "threads": arguments.threads,
+        "library": arguments.library,
         "rounds": arguments.rounds,
         "is_server_cache_on": arguments.cached,
         "ratio_of_medians": _ratios(ours, theirs),

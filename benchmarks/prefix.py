@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks import load
 from benchmarks.servers import Running, headrace, llama_server, vllm_server
-from benchmarks.weights import DTYPES, converted_builtin, faster_dtype, for_vllm
+from benchmarks.weights import DTYPES, add_library, converted_builtin, faster_dtype, for_vllm
 
 SLOTS, CONTEXT, BATCH = 32, 2048, 512
 LONG_WORDS, QUESTION_WORDS = 1080, 30
@@ -37,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     parser.add_argument("--only", default="", help="part of a server's name")
+    add_library(parser)
     parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="a Python with vLLM's CPU build")
     parser.add_argument("--vllm-dtype", choices=DTYPES, help="default: the faster one on this machine")
     arguments = parser.parse_args()
@@ -58,14 +59,17 @@ def main() -> None:
 
 
 def _servers(weights: Path, scratch: Path, arguments: argparse.Namespace) -> Any:
-    threads = arguments.threads
+    threads, library = arguments.threads, arguments.library
+    ours = converted_builtin(scratch, library)
 
     def engine(**more: Any) -> dict[str, Any]:
         settings = {"max_batch_size": SLOTS, "max_context_tokens": CONTEXT, "threads": threads, **more}
-        return {"models": [{"id": "bench", "path": str(weights), "engine": settings}]}
+        settings["library"] = library
+        return {"models": [{"id": "bench", "path": str(ours), "engine": settings}]}
 
     yield "headrace", headrace(scratch / "a", config=engine())
     yield "headrace, reproducible", headrace(scratch / "b", config=engine(reproducible=True))
+    yield "headrace, prefix cache off", headrace(scratch / "c", config=engine(prefix_cache=False))
     same = {"threads": threads, "sequences": SLOTS, "context": CONTEXT, "batch": BATCH}
     for is_cached in (True, False):
         name = f"llama.cpp server, cache {'on' if is_cached else 'off'}"

@@ -17,13 +17,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry
 
-from benchmarks.weights import converted_builtin
+from benchmarks.weights import add_library, converted_builtin
 from headrace.caching.slots import CacheOrder
 from headrace.clock import SystemClock
+from headrace.config.settings import EngineLibrary
 from headrace.engine.llama import LlamaEngine, LlamaSettings
 from headrace.request.sampling import Sampling
 from headrace.scheduling.memory import GROWTH_TOKENS
@@ -90,6 +91,11 @@ WORDS = [
     "her",
     "she",
 ]
+
+
+class Weights(NamedTuple):
+    path: Path
+    library: EngineLibrary
 
 
 class Bench:
@@ -201,11 +207,11 @@ def make_prompts(engine: LlamaEngine, num: int) -> list[list[int]]:
     return [(shared if at % 2 else []) + text(length)[:length] for at, length in enumerate(lengths)]
 
 
-def compare(model: Path, num: int, tokens: int, *, is_reproducible: bool) -> dict[str, Any]:
+def compare(weights: Weights, num: int, tokens: int, *, is_reproducible: bool) -> dict[str, Any]:
     full, off = CacheOrder(), CacheOrder(mode="off")
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        engine = load(model, SLOTS)
+        engine = load(weights, SLOTS)
         bench = Bench(engine, Path(scratch), is_reproducible=is_reproducible)
         prompts = make_prompts(engine, num)
 
@@ -241,12 +247,12 @@ def compare(model: Path, num: int, tokens: int, *, is_reproducible: bool) -> dic
             note(name, answers)
             results[name]["preempted"] = sum(times > 0 for times in bench.preempted)
         engine.shutdown()
-        engine = load(model, SLOTS, kv_tokens=few_cells(prompts, tokens))
+        engine = load(weights, SLOTS, kv_tokens=few_cells(prompts, tokens))
         bench = Bench(engine, Path(scratch) / "cells", is_reproducible=is_reproducible)
         note("few cells", bench.run(prompts, tokens, order=off, tenants=lambda number: str(number % 3)))
         results["few cells"]["preempted_for_memory"] = sum(times > 0 for times in bench.preempted)
         engine.shutdown()
-        engine = load(model, FEW_SLOTS)
+        engine = load(weights, FEW_SLOTS)
         bench = Bench(engine, Path(scratch) / "few", is_reproducible=is_reproducible)
         for name in ("few slots, parking", "few slots, restoring"):
             note(name, bench.run(prompts, tokens, order=full, tenants=lambda _: "t"))
@@ -264,10 +270,11 @@ def few_cells(prompts: list[list[int]], tokens: int) -> int:
     return max(least, sum(map(len, begin)) + len(begin) * max(tokens // 2, GROWTH_TOKENS + 1))
 
 
-def load(model: Path, slots: int, *, kv_tokens: int | None = None) -> LlamaEngine:
+def load(weights: Weights, slots: int, *, kv_tokens: int | None = None) -> LlamaEngine:
     return LlamaEngine.load(
         LlamaSettings(
-            model_path=model,
+            model_path=weights.path,
+            library=weights.library,
             sequences=slots,
             context_tokens=CONTEXT,
             batch_tokens=512,
@@ -282,10 +289,12 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--mode", choices=("reproducible", "default"), help="only this one")
+    add_library(parser)
     arguments = parser.parse_args()
-    model = converted_builtin(Path(tempfile.gettempdir()) / "headrace-weights")
+    kept = Path(tempfile.gettempdir()) / "headrace-weights"
+    weights = Weights(converted_builtin(kept, arguments.library), arguments.library)
     results = {
-        mode: compare(model, arguments.prompts, arguments.tokens, is_reproducible=mode == "reproducible")
+        mode: compare(weights, arguments.prompts, arguments.tokens, is_reproducible=mode == "reproducible")
         for mode in ("reproducible", "default")
         if arguments.mode in (None, mode)
     }

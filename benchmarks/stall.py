@@ -6,6 +6,7 @@ default, headrace as it is advised for long contexts, and llama.cpp's own server
 Prints one JSON object.
 """
 
+import argparse
 import asyncio
 import json
 import sys
@@ -16,7 +17,8 @@ from typing import Any
 
 from benchmarks import load
 from benchmarks.servers import Running, headrace, llama_server
-from benchmarks.weights import converted_builtin
+from benchmarks.weights import add_library, converted_builtin
+from headrace.config.settings import EngineLibrary
 
 STREAMS, CONTEXT, BATCH = 8, 5120, 512
 SHORT_WORDS, LONG_WORDS = 30, 3950
@@ -69,17 +71,21 @@ async def measure(running: Running) -> dict[str, Any]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_library(parser)
+    library = parser.parse_args().library
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         weights = converted_builtin(Path(scratch))
-        for name, server in servers(weights, Path(scratch)):
+        for name, server in servers(weights, Path(scratch), library):
             with server as running:
                 found[name] = asyncio.run(measure(running))
             print(json.dumps({name: found[name]}), file=sys.stderr, flush=True)
     print(json.dumps({"benchmark": "stall", "servers": found}, indent=1))
 
 
-def servers(weights: Path, scratch: Path) -> Any:
+def servers(weights: Path, scratch: Path, library: EngineLibrary) -> Any:
+    ours = converted_builtin(scratch, library)
     for name, more in (
         ("headrace", {}),
         (
@@ -87,8 +93,14 @@ def servers(weights: Path, scratch: Path) -> Any:
             {"flash_attention": False, "target_step_ms": 200, "idle_step_ms": 200},
         ),
     ):
-        engine = {"max_batch_size": STREAMS + 1, "max_context_tokens": CONTEXT, "threads": 1, **more}
-        config = {"models": [{"id": "bench", "path": str(weights), "engine": engine}]}
+        engine = {
+            "max_batch_size": STREAMS + 1,
+            "max_context_tokens": CONTEXT,
+            "threads": 1,
+            "library": library,
+            **more,
+        }
+        config = {"models": [{"id": "bench", "path": str(ours), "engine": engine}]}
         yield name, headrace(scratch / name, config=config)
     yield (
         "llama.cpp server",

@@ -1,17 +1,24 @@
 """The built-in model in the forms that the servers load."""
 
+import argparse
 import subprocess
 from pathlib import Path
 
+from headrace.config.settings import EngineLibrary
 from headrace.engine.builtin import builtin_model_path
 from headrace.engine.llama import prepare_model
 
 DTYPES = ("bfloat16", "float32")
 
 
-def converted_builtin(cache: Path) -> Path:
-    """Path of the converted weights, made in `cache` if they are not there."""
-    return Path(prepare_model(builtin_model_path(), cache).path)
+def converted_builtin(cache: Path, library: EngineLibrary = "wheel") -> Path:
+    """Path of the weights as headrace makes them for a library, made in `cache` if they are not there."""
+    return Path(prepare_model(builtin_model_path(), cache, library=library).path)
+
+
+def add_library(parser: argparse.ArgumentParser) -> None:
+    """`--library`, of headrace's engine. Other servers are the wheel's in any case."""
+    parser.add_argument("--library", choices=("wheel", "native"), default="wheel", help="headrace's")
 
 
 def for_vllm(python: Path, gguf: Path, folder: Path, dtype: str) -> Path:

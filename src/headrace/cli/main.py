@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "models": ("headrace.cli.models:models", "Models the running server offers."),
     "queue": ("headrace.cli.queue:queue", "Who waits for the running server's models, and why."),
     "workers": ("headrace.cli.workers:workers", "Workers of the running server."),
+    "engine": ("headrace.cli.engine:engine", "The library that computes: compile it for this processor."),
     "completion": ("headrace.cli.completion:completion", "Print the script for shell completion."),
 }
 """Name: where the command is, and its line in the help."""

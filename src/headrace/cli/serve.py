@@ -32,6 +32,11 @@ from headrace.errors import HeadraceError, SetupError
 @click.option("--batch-size", type=int, help="Requests that run together in a worker.  [default: 32]")
 @click.option("--context", type=int, help="Tokens of prompt and answer of one request.  [default: 2048]")
 @click.option("--threads", type=int, help="Compute threads of a worker.  [default: cores - 1]")
+@click.option(
+    "--library",
+    type=click.Choice(["wheel", "native"]),
+    help="The library that computes; native is what 'headrace engine build' made.  [default: wheel]",
+)
 @click.option("--chat-template", type=str, help="Jinja file that replaces the model's chat template.")
 @click.option(
     "--log-format", type=click.Choice(["json", "console"]), help="Form of the log on standard error."
@@ -104,6 +109,7 @@ _ORIGINS = {
     "models[0].engine.max_batch_size": "--batch-size",
     "models[0].engine.max_context_tokens": "--context",
     "models[0].engine.threads": "--threads",
+    "models[0].engine.library": "--library",
 }
 """Which flag a setting comes from, for messages."""
 
@@ -111,6 +117,7 @@ _ENGINE_FLAGS = {
     "batch_size": "max_batch_size",
     "context": "max_context_tokens",
     "threads": "threads",
+    "library": "library",
     "chat_template": "chat_template",
 }
 

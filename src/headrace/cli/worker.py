@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from headrace.config.settings import EngineSettings
+from headrace.config.settings import EngineLibrary, EngineSettings
 from headrace.errors import HeadraceError
 
 
@@ -17,6 +17,7 @@ from headrace.errors import HeadraceError
 @click.option("--batch-size", type=click.IntRange(1, 256), default=32, show_default=True)
 @click.option("--context", type=click.IntRange(64, 1_048_576), default=2048, show_default=True)
 @click.option("--threads", type=click.IntRange(1, 512), help="Compute threads.  [default: cores - 1]")
+@click.option("--library", type=click.Choice(["wheel", "native"]), default="wheel", show_default=True)
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=0, help="0 takes a free port.")
 @click.option("--log-format", type=click.Choice(["json", "console"]), default="console")
 def worker(
@@ -26,6 +27,7 @@ def worker(
     batch_size: int,
     context: int,
     threads: int | None,
+    library: EngineLibrary,
     metrics_port: int,
     log_format: str,
 ) -> None:
@@ -37,7 +39,9 @@ def worker(
         orders = WorkerOrders(
             worker_id="worker",
             model_path=model_path or str(builtin_model_path()),
-            engine=EngineSettings(max_batch_size=batch_size, max_context_tokens=context, threads=threads),
+            engine=EngineSettings(
+                max_batch_size=batch_size, max_context_tokens=context, threads=threads, library=library
+            ),
             socket=str(socket or Path(scratch) / "worker.sock"),
             progress=str(Path(scratch) / "progress"),
             parking=str(Path(scratch) / "kv"),

@@ -24,6 +24,8 @@ ModelId = Annotated[
     ),
 ]
 
+EngineLibrary = Literal["wheel", "native"]
+
 DEBUG_CELLS = "HEADRACE_DEBUG_CELLS"
 """An environment variable, not a setting: 1 lets workers compare their books of KV cells with the engine's after every step."""
 BUILTIN_MODEL = "smollm2-135m-instruct"
@@ -77,6 +79,13 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = 0.5
     """A static batch holds requests as long as their prompts and this share of their longest answers, in tokens, stay
     within `max_batch_tokens`."""
+    library: EngineLibrary = "wheel"
+    """The llama.cpp library that computes: `wheel` came with the installation and runs on any processor with AVX2;
+    `native` was compiled by `headrace engine build` for this machine's processor, and is faster."""
+    weights: Literal["auto", "q8_0", "bf16"] = "auto"
+    """What quantized weights are rewritten as before they are used, if they are to be. `q8_0`: Q4_1, which batches badly.
+    `bf16`: Q4_0, Q4_1 and Q8_0; it takes twice the memory of Q8_0, and batches twice as fast where the library multiplies it
+    itself. `auto`: Q4_1 as `bf16` there, up to a billion parameters, else as `q8_0`."""
     threads: Annotated[int, msgspec.Meta(ge=1, le=512)] | None = None
     """Compute threads; left out, one less than the processor has cores."""
     kv_layout: Literal["per_sequence", "unified"] = "per_sequence"

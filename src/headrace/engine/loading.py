@@ -29,12 +29,13 @@ def load_engine(model_path: str | None, settings: EngineSettings, *, cache: Path
     # Only here: loading the library costs time and memory that other roles do not need.
     from headrace.engine.llama import LlamaEngine, LlamaSettings, prepare_model
 
-    prepared = prepare_model(Path(model_path), cache)
+    prepared = prepare_model(Path(model_path), cache, library=settings.library, weights=settings.weights)
     if Path(model_path) == builtin_model_path() and prepared.source_sha256 != SHA256:
         raise ModelError(f"the built-in model {model_path} is damaged; 'make clean install' brings it back")
     return LlamaEngine.load(
         LlamaSettings(
             model_path=prepared.path,
+            library=settings.library,
             sequences=settings.max_batch_size,
             context_tokens=settings.max_context_tokens,
             batch_tokens=settings.max_batch_tokens,

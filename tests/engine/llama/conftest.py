@@ -8,6 +8,7 @@ import pytest
 from headrace.engine.builtin import builtin_model_path
 from headrace.engine.llama import LlamaEngine, LlamaSettings, PreparedModel, prepare_model
 from headrace.engine.llama.library import Library, open_library
+from tests.engine.llama.chosen import LIBRARY
 
 
 @pytest.fixture(scope="session")
@@ -22,18 +23,25 @@ def source_model() -> Path:
 @pytest.fixture(scope="session")
 def prepared(source_model: Path, tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
     """The default model converted, in a cache directory of this test run."""
-    return prepare_model(source_model, tmp_path_factory.mktemp("converted"))
+    return prepare_model(source_model, tmp_path_factory.mktemp("converted"), library=LIBRARY, weights="q8_0")
 
 
 @pytest.fixture(scope="session")
 def library() -> Library:
-    return open_library()
+    return open_library(LIBRARY)
 
 
 @pytest.fixture(scope="session")
 def shared_engine(prepared: PreparedModel) -> Iterator[LlamaEngine]:
     engine = LlamaEngine.load(
-        LlamaSettings(model_path=prepared.path, sequences=8, context_tokens=512, batch_tokens=128, threads=1)
+        LlamaSettings(
+            model_path=prepared.path,
+            sequences=8,
+            context_tokens=512,
+            batch_tokens=128,
+            threads=1,
+            library=LIBRARY,
+        )
     )
     yield engine
     engine.shutdown()

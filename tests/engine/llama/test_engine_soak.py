@@ -11,6 +11,7 @@ import pytest
 
 from headrace.engine.llama import LlamaEngine, LlamaSettings, PreparedModel
 from headrace.worker.process import REPRODUCIBLE_CHUNK_TOKENS
+from tests.engine.llama.chosen import LIBRARY
 from tests.worker.cache_soak import BATCH_TOKENS, CONTEXT, KV_TOKENS, SLOTS, Soak
 
 OPERATIONS = int(os.environ.get("HEADRACE_TEST_ENGINE_SOAK_OPERATIONS", "60"))
@@ -21,6 +22,7 @@ SEED = int(os.environ.get("HEADRACE_TEST_SOAK_SEED", "0"))
 def engine(prepared: PreparedModel) -> Iterator[LlamaEngine]:
     made = LlamaEngine.load(
         LlamaSettings(
+            library=LIBRARY,
             model_path=prepared.path,
             sequences=SLOTS,
             context_tokens=CONTEXT,

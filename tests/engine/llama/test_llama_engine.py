@@ -10,6 +10,7 @@ from headrace.engine.llama import LlamaEngine, LlamaSettings, PreparedModel
 from headrace.engine.llama.engine import NOT_SAMPLED, group_spans
 from headrace.engine.protocol import Sampling, Span
 from headrace.errors import EngineFault
+from tests.engine.llama.chosen import LIBRARY
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = [
@@ -231,6 +232,7 @@ def test_logits_that_are_no_numbers_are_a_fault(
 def unified(prepared: PreparedModel) -> Iterator[LlamaEngine]:
     engine = LlamaEngine.load(
         LlamaSettings(
+            library=LIBRARY,
             model_path=prepared.path,
             sequences=4,
             context_tokens=256,
@@ -254,7 +256,14 @@ def test_the_unified_layout_computes_and_reuses_slots(unified: LlamaEngine) -> N
 
 def test_a_batch_never_exceeds_what_all_slots_hold(prepared: PreparedModel) -> None:
     engine = LlamaEngine.load(
-        LlamaSettings(model_path=prepared.path, sequences=1, context_tokens=100, batch_tokens=512, threads=1)
+        LlamaSettings(
+            library=LIBRARY,
+            model_path=prepared.path,
+            sequences=1,
+            context_tokens=100,
+            batch_tokens=512,
+            threads=1,
+        )
     )
     assert engine.info.batch_tokens == 100
     engine.open(0, GREEDY)
@@ -265,7 +274,7 @@ def test_a_batch_never_exceeds_what_all_slots_hold(prepared: PreparedModel) -> N
 def test_converted_weights_predict_what_the_shipped_ones_do(engine: LlamaEngine, source_model: Path) -> None:
     """Next-token distributions hardly differ: 0.007 nats on longer texts, where Q4_0 would give 0.34."""
     shipped = LlamaEngine.load(
-        LlamaSettings(model_path=source_model, sequences=1, context_tokens=256, threads=1)
+        LlamaSettings(library=LIBRARY, model_path=source_model, sequences=1, context_tokens=256, threads=1)
     )
     tokens = tokens_of(
         engine, "Paris is the capital and most populous city of France, with two million people."

@@ -12,6 +12,7 @@ from headrace.engine.llama import LlamaEngine, LlamaSettings, PreparedModel, def
 from headrace.engine.llama.gguf import GgufFile
 from headrace.engine.llama.library import Library
 from headrace.errors import ConfigError, MemoryShortage, ModelError
+from tests.engine.llama.chosen import LIBRARY
 from tests.engine.llama.gguf_writer import Value, write_head
 
 DECODER: dict[str, Value] = {
@@ -25,7 +26,7 @@ DECODER: dict[str, Value] = {
 
 def load(path: Path, **settings: Any) -> LlamaEngine:
     defaults: dict[str, Any] = {"sequences": 2, "context_tokens": 256, "batch_tokens": 64, "threads": 1}
-    return LlamaEngine.load(LlamaSettings(model_path=path, **(defaults | settings)))
+    return LlamaEngine.load(LlamaSettings(library=LIBRARY, model_path=path, **(defaults | settings)))
 
 
 def refusal(path: Path, **settings: Any) -> str:
@@ -157,7 +158,9 @@ def test_memory_shortage_is_found_before_loading(
 
 def test_the_estimate_covers_what_the_library_takes(prepared: PreparedModel, library: Library) -> None:
     """The KV part must be exact: it is the largest and it is ours to compute."""
-    settings = LlamaSettings(model_path=prepared.path, sequences=4, context_tokens=300, threads=1)
+    settings = LlamaSettings(
+        library=LIBRARY, model_path=prepared.path, sequences=4, context_tokens=300, threads=1
+    )
     engine = LlamaEngine.load(settings)
     with GgufFile(library, prepared.path) as file:
         demand = model.estimate(memory.read_shape(file), settings)

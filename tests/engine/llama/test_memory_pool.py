@@ -25,6 +25,7 @@ from headrace.worker.progress import ProgressFile
 from headrace.worker.sequence import Sequence
 from headrace.worker.slots import EngineSlots
 from headrace.worker.stats import StepStats
+from tests.engine.llama.chosen import LIBRARY
 
 GREEDY = Sampling(temperature=0)
 SLOTS, POOL = 6, 512
@@ -34,6 +35,7 @@ SLOTS, POOL = 6, 512
 def pool(prepared: PreparedModel) -> Iterator[LlamaEngine]:
     engine = LlamaEngine.load(
         LlamaSettings(
+            library=LIBRARY,
             model_path=prepared.path,
             sequences=SLOTS,
             context_tokens=400,

@@ -36,7 +36,7 @@ def go_on(engine: LlamaEngine, slot: int, held: int, token: int, count: int) -> 
 def test_a_portion_is_filled_up_where_the_tile_is_faster_than_its_rows(
     rows: int, start: int, padding: int
 ) -> None:
-    assert Tiles(553.0).padding(rows, start=start) == padding
+    assert Tiles(553.0, 17.3).padding(rows, start=start) == padding
 
 
 def test_what_was_filled_up_is_forgotten_and_changes_no_bit(engine: LlamaEngine) -> None:

@@ -21,11 +21,13 @@ LIBRARY_SHA256: Final = {
 """By (sys.platform, machine). A platform that is not here has not been verified."""
 
 CONVERTED_SHA256: Final = {
-    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53": (
-        "2bee9587dc93d258aac88b8abefe479bea465140b6a6ca5da1eba52463be2c3d"
-    ),
+    "q8_0": "2bee9587dc93d258aac88b8abefe479bea465140b6a6ca5da1eba52463be2c3d",
+    "bf16": "e4887f38aadc1e5b5f31ed44d1e4b002dc24b9e17b897487856dd3e8cf606d56",
 }
-"""What `convert` must make of the default model (SmolLM2-135M-Instruct, Q4_1 to Q8_0), by source."""
+"""What `convert` must make of the default model (SmolLM2-135M-Instruct, Q4_1), by kind of weights."""
+
+SOURCE_SHA256: Final = "c17ee1163006f70726abb9f72137830818f3d8cb60bfc34cb232d08428eaa22b"
+"""Of the package's source archive, which has the source of the same llama.cpp build in it."""
 
 PROCESSOR_FLAGS: Final = ("avx2", "fma", "bmi2")
 """Instruction sets the x86-64 library uses without asking, as /proc/cpuinfo spells them."""
@@ -35,8 +37,9 @@ TYPE_F16: Final = 1
 TYPE_Q4_0: Final = 2
 TYPE_Q4_1: Final = 3
 TYPE_Q8_0: Final = 8
+TYPE_BF16: Final = 30
 
-FILE_TYPE_BY_TENSOR_TYPE: Final = {TYPE_Q4_0: 2, TYPE_Q4_1: 3, TYPE_Q8_0: 7}
+FILE_TYPE_BY_TENSOR_TYPE: Final = {TYPE_Q4_0: 2, TYPE_Q4_1: 3, TYPE_Q8_0: 7, TYPE_BF16: 32}
 """Value of the GGUF key `general.file_type` for a file made mostly of one tensor type."""
 
 GGUF_MAGIC: Final = b"GGUF"
@@ -274,5 +277,7 @@ int64_t ggml_blck_size(int32_t type);
 const char *ggml_type_name(int32_t type);
 size_t ggml_quantize_chunk(int32_t type, const float *source, void *target, int64_t start, int64_t rows,
                            int64_t elements_per_row, const float *importance);
+void dequantize_row_q4_0(const void *source, float *target, int64_t elements);
 void dequantize_row_q4_1(const void *source, float *target, int64_t elements);
+void dequantize_row_q8_0(const void *source, float *target, int64_t elements);
 """

@@ -5,9 +5,10 @@ import time
 from collections.abc import Sequence
 from typing import Self
 
-from headrace.engine.llama import definitions
 from headrace.engine.llama.batch import Batch
+from headrace.engine.llama.builds import Build
 from headrace.engine.llama.context import LlamaContext
+from headrace.engine.llama.kernels import Kernels, kernels_of
 from headrace.engine.llama.library import Library, open_library
 from headrace.engine.llama.model import LlamaModel
 from headrace.engine.llama.portions import PLAIN_ROWS, TILE_ROWS, Tiles, context_cost_of, tiles_of
@@ -31,6 +32,7 @@ class LlamaEngine:
         info: EngineInfo,
         *,
         is_kv_unified: bool,
+        kernels: Kernels,
         tiles: Tiles | None,
     ) -> None:
         """`tiles`: how short portions are filled up; None: not at all."""
@@ -41,7 +43,7 @@ class LlamaEngine:
         self._batch = Batch(library.ffi, info.batch_tokens)
         self._samplings: list[Sampling | None] = [None] * info.sequences
         self._lengths = [0] * info.sequences
-        self._single_rows_max = _single_rows_max(model.file_type, info.threads)
+        self._single_rows_max = kernels.single_rows_max
         self._is_kv_unified = is_kv_unified
         self._tiles = tiles
 
@@ -52,20 +54,22 @@ class LlamaEngine:
         Raises `PlatformError`, `ModelError`, `MemoryShortage` or `ConfigError`, each before it harms.
         """
         settings.check()
-        library = open_library()
+        library = open_library(settings.library)
         model = LlamaModel(library, settings)
         try:
             context = LlamaContext(library, model, settings)
         except BaseException:
             model.free()
             raise
+        kernels = kernels_of(library.build, model.file_type, threads=settings.thread_count)
         return cls(
             library,
             model,
             context,
-            _describe(model, context, settings),
+            _describe(library.build, model, context, kernels, settings),
             is_kv_unified=settings.kv_layout == "unified",
-            tiles=_tiles(model, settings),
+            kernels=kernels,
+            tiles=_tiles(model, kernels, settings),
         )
 
     @property
@@ -236,7 +240,7 @@ def group_spans(
     Single tokens (decode steps) go by slot. With a KV of its own for each sequence the library computes
     only runs of consecutive slots together, in the order of the batch: 15 of 16 slots out of order took
     151 ms a step, in order 89. So a run is a call; up to `single_rows_max` of them get a call each, see
-    `_single_rows_max`.
+    `Kernels`.
     """
     rows = sorted(
         (index for index, span in enumerate(spans) if len(span.tokens) == 1),
@@ -255,28 +259,18 @@ def group_spans(
     return groups
 
 
-def _single_rows_max(file_type: int, threads: int) -> int:
-    """Up to how many decode steps are faster one by one than together.
-
-    For Q8_0 on x86-64 without AVX-512 code the matrix kernel for a few columns is slower than the
-    vector kernel called as often. On one core of a Zen 5, in ms per step, together against one by one:
-    2 rows 28.1 / 14.8, 3 rows 37.3 / 22.8, 4 rows 36.2 / 31.0, 5 rows 45.9 / 39.3, 6 rows 43.7 / 46.8.
-    The logits are the same to the last bit. With several threads the matrix kernel wins from 3 rows on.
-    """
-    is_q8_0 = file_type == definitions.FILE_TYPE_BY_TENSOR_TYPE[definitions.TYPE_Q8_0]
-    return 4 if is_q8_0 and threads == 1 else 1
-
-
-def _tiles(model: LlamaModel, settings: LlamaSettings) -> Tiles | None:
+def _tiles(model: LlamaModel, kernels: Kernels, settings: LlamaSettings) -> Tiles | None:
     """Without flash attention there are no tiles; and of a pool no cell is taken that nobody has counted."""
     if not settings.flash_attention or settings.kv_layout == "unified":
         return None
-    return tiles_of(model.shape, parameters=model.parameters)
+    return tiles_of(model.shape, kernels, parameters=model.parameters)
 
 
-def _describe(model: LlamaModel, context: LlamaContext, settings: LlamaSettings) -> EngineInfo:
+def _describe(
+    build: Build, model: LlamaModel, context: LlamaContext, kernels: Kernels, settings: LlamaSettings
+) -> EngineInfo:
     return EngineInfo(
-        backend=definitions.BACKEND_NAME,
+        backend=build.name,
         model=model.name,
         architecture=model.architecture,
         quantization=model.quantization,
@@ -285,7 +279,7 @@ def _describe(model: LlamaModel, context: LlamaContext, settings: LlamaSettings)
         sequences=settings.sequences,
         batch_tokens=settings.batch_capacity,
         portion_grain=TILE_ROWS if settings.flash_attention else PLAIN_ROWS,
-        context_cost=context_cost_of(model.shape, parameters=model.parameters),
+        context_cost=context_cost_of(model.shape, kernels, parameters=model.parameters),
         # The library rounds a pool up: what is there may be used.
         kv_tokens=settings.kv_tokens_max if settings.pool_tokens is None else context.kv_tokens,
         is_kv_unified=settings.pool_tokens is not None,
@@ -294,18 +288,16 @@ def _describe(model: LlamaModel, context: LlamaContext, settings: LlamaSettings)
         kv_bytes=context.kv_tokens * model.shape.kv_bytes_per_token,
         kv_bytes_per_token=model.shape.kv_bytes_per_token,
         threads=settings.thread_count,
-        state_key=_state_key(model, settings),
+        state_key=_state_key(build, model, settings),
     )
 
 
-def _state_key(model: LlamaModel, settings: LlamaSettings) -> str:
+def _state_key(build: Build, model: LlamaModel, settings: LlamaSettings) -> str:
     """The weights' identity with everything that shapes what they compute and how it lies in memory."""
     identity = settings.weights_sha256
     if identity is None:  # too large to hash at every start: the file as the system knows it
         status = settings.model_path.stat()
         identity = f"{settings.model_path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
     flash = "flash" if settings.flash_attention else "plain"
-    text = (
-        f"{definitions.BACKEND_NAME}|{identity}|{model.shape.kv_bytes_per_token}|{settings.kv_layout}|{flash}"
-    )
+    text = f"{build.name}|{build.sha256}|{identity}|{model.shape.kv_bytes_per_token}|{settings.kv_layout}|{flash}"
     return hashlib.sha256(text.encode()).hexdigest()

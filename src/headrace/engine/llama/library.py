@@ -5,25 +5,27 @@ from typing import Any
 
 from cffi import FFI
 
+from headrace.config.settings import EngineLibrary
 from headrace.engine.llama import definitions, preflight, verify
+from headrace.engine.llama.builds import Build, find_build
 from headrace.engine.llama.log import LibraryLog
 
 
 class Library:
-    """The verified library of this process.
+    """A verified library.
 
     `api` holds the functions declared in `definitions`; cffi releases the interpreter lock around
     each call. `log` holds what the library complained about.
     """
 
-    def __init__(self) -> None:
-        path = preflight.check_this_machine()
+    def __init__(self, build: Build) -> None:
+        self.build = build
         self.ffi = FFI()
         self.ffi.cdef(definitions.DECLARATIONS)
         try:
-            api: Any = self.ffi.dlopen(str(path))
+            api: Any = self.ffi.dlopen(str(build.path))
         except OSError as error:
-            raise preflight.refusal(f"The library {path} cannot be loaded: {error}.") from error
+            raise preflight.refusal(f"The library {build.path} cannot be loaded: {error}.") from error
         verify.verify(self.ffi, api)
         self.api = api
         self.log = LibraryLog(self.ffi, api)
@@ -43,10 +45,10 @@ class Library:
 
 
 @functools.cache
-def open_library() -> Library:
-    """The library, opened at the first call (0.2 s, most of it hashing).
+def open_library(library: EngineLibrary = "wheel") -> Library:
+    """The library that a setting asks for, opened at the first call (0.2 s, most of it hashing).
 
-    Once per process, because the library is one per process: its log callback is global.
+    Once per process, because its log callback is global.
     Raises `PlatformError` when the machine or the library is not what headrace was verified with.
     """
-    return Library()
+    return Library(find_build(library))

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from headrace.engine.llama.kernels import Kernels
 from headrace.engine.llama.memory import Shape
 
 TILE_ROWS: Final = 64
@@ -17,19 +18,14 @@ TILE_ROWS: Final = 64
 PLAIN_ROWS: Final = 16
 """Without flash attention: 16 rows behind 6 000 tokens take 217 ms, 64 take 824."""
 
-_TILE_COST_ROWS: Final = 17.3
-"""The attention of a whole tile takes as long as that of so many rows one by one."""
-_ROW_SPEED: Final = 0.18
-"""Multiplications per second of that attention, row by row, against those of the weights (Q8_0, AVX2)."""
-_PORTION_SPEED: Final = 0.65
-"""The same of attention in whole tiles, or without flash attention: both are about as fast."""
-
 
 class Tiles(msgspec.Struct, frozen=True):
     """The rule for one model."""
 
     balance_tokens: float
     """Behind so many tokens a row's attention takes as long as all the rest of it."""
+    cost_rows: float
+    """`Kernels.tile_cost_rows`."""
 
     def padding(self, rows: int, *, start: int) -> int:
         """How many rows to add to a portion of `rows` that begins at position `start`, so that it takes less time; 0
@@ -38,18 +34,18 @@ class Tiles(msgspec.Struct, frozen=True):
         if not 1 < rows < TILE_ROWS:
             return 0
         row_by_row = rows * (self.balance_tokens + start)
-        as_tile = TILE_ROWS * self.balance_tokens + _TILE_COST_ROWS * start
+        as_tile = TILE_ROWS * self.balance_tokens + self.cost_rows * start
         return TILE_ROWS - rows if as_tile < row_by_row else 0
 
 
-def tiles_of(shape: Shape, *, parameters: int) -> Tiles:
+def tiles_of(shape: Shape, kernels: Kernels, *, parameters: int) -> Tiles:
     """The rule for a model."""
-    return Tiles(_ROW_SPEED * _balance(shape, parameters))
+    return Tiles(kernels.row_speed * _balance(shape, parameters), kernels.tile_cost_rows)
 
 
-def context_cost_of(shape: Shape, *, parameters: int) -> float:
+def context_cost_of(shape: Shape, kernels: Kernels, *, parameters: int) -> float:
     """`EngineInfo.context_cost` of a model."""
-    return 1 / (_PORTION_SPEED * _balance(shape, parameters))
+    return 1 / (kernels.portion_speed * _balance(shape, parameters))
 
 
 def _balance(shape: Shape, parameters: int) -> float:

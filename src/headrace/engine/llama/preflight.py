@@ -44,15 +44,24 @@ def check_processor(cpuinfo: str) -> None:
 
     `cpuinfo` is the text of /proc/cpuinfo.
     """
-    flags: set[str] = set()
-    for line in cpuinfo.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "flags":
-            flags = set(value.split())
-            break
+    flags = flags_in(cpuinfo)
     missing = [flag.upper() for flag in definitions.PROCESSOR_FLAGS if flag not in flags]
     if missing:
         raise refusal(f"The embedded engine needs a processor with {', '.join(missing)}; this one lacks it.")
+
+
+def flags_in(cpuinfo: str) -> frozenset[str]:
+    """The flags of the first processor in a text of /proc/cpuinfo."""
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "flags":
+            return frozenset(value.split())
+    return frozenset()
+
+
+def processor_flags() -> frozenset[str]:
+    """The flags of this machine's processor."""
+    return flags_in(_PROCESSOR_FILE.read_text())
 
 
 def check_openmp(library: str = "libgomp.so.1") -> None:
@@ -87,9 +96,9 @@ def check_digest(library: Path, expected: str) -> None:
         with library.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise refusal(f"The library {library} cannot be read: {error.strerror}.") from error
+        raise PlatformError(f"The library {library} cannot be read: {error.strerror}.") from error
     if found != expected:
-        raise refusal(
+        raise PlatformError(
             f"The library {library} is not the verified build: SHA-256 {found}, expected {expected}."
         )
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from headrace.config.settings import EngineLibrary
 from headrace.errors import ConfigError
 
 SEQUENCES_MAX = 256
@@ -16,6 +17,7 @@ class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How to load a model and how much it may hold. Lengths in tokens."""
 
     model_path: Path
+    library: EngineLibrary = "wheel"
     sequences: int = 32
     """Slots: how many sequences run side by side."""
     context_tokens: int = 2048

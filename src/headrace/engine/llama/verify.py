@@ -108,6 +108,7 @@ def check_tensor_types(ffi: FFI, library: Any) -> None:
         (definitions.TYPE_Q4_0, "q4_0", 18),
         (definitions.TYPE_Q4_1, "q4_1", 20),
         (definitions.TYPE_Q8_0, "q8_0", 34),
+        (definitions.TYPE_BF16, "bf16", 64),
     ):
         type_name: Any = ffi.string(library.ggml_type_name(number))
         found = (str(type_name, "utf-8"), library.ggml_row_size(number, 32))

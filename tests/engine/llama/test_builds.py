@@ -1,0 +1,204 @@
+"""A library that was compiled here is used where it is what it should be and this processor can run it; else not, with a
+reason."""
+
+import hashlib
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace.engine.llama import compile as compiling
+from headrace.engine.llama import definitions, preflight
+from headrace.engine.llama.builds import (
+    MANIFEST,
+    NATIVE_FILE,
+    Build,
+    Manifest,
+    find_build,
+    find_native,
+    instructions_of,
+)
+from headrace.engine.llama.compile import compile_native
+from headrace.engine.llama.kernels import NARROW, WIDE, WIDE_BF16, kernels_of
+from headrace.engine.llama.library import Library
+from headrace.errors import PlatformError
+from tests.engine.llama.chosen import LIBRARY
+
+Q8_0 = definitions.FILE_TYPE_BY_TENSOR_TYPE[definitions.TYPE_Q8_0]
+BF16 = definitions.FILE_TYPE_BY_TENSOR_TYPE[definitions.TYPE_BF16]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """The wheel's library under a manifest, as if it had been compiled here."""
+    made = tmp_path / "engine"
+    made.mkdir()
+    shutil.copy(preflight.find_library(), made / NATIVE_FILE)
+    describe(made)
+    return made
+
+
+def describe(directory: Path, **changes: Any) -> None:
+    facts: dict[str, Any] = {
+        "package_version": definitions.PACKAGE_VERSION,
+        "source_sha256": definitions.SOURCE_SHA256,
+        "library_sha256": hashlib.sha256((directory / NATIVE_FILE).read_bytes()).hexdigest(),
+        "instructions": ["avx2", "fma"],
+        "compiler": "c++ 12",
+    }
+    (directory / MANIFEST).write_bytes(msgspec.json.encode(Manifest(**(facts | changes))))
+
+
+def test_a_library_that_fits_is_loaded(directory: Path) -> None:
+    build = find_native(directory)
+    assert build.path == directory / NATIVE_FILE
+    assert build.instructions == {"avx2", "fma"}
+    assert "compiled here" in build.name
+    library = Library(build)
+    assert library.text(library.api.ggml_type_name(definitions.TYPE_BF16)) == "bf16"
+
+
+def test_none_there_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(
+        PlatformError, match=r"no library compiled for this machine.*headrace engine build.*library: wheel"
+    ):
+        find_native(tmp_path)
+
+
+def test_one_of_another_version_is_refused(directory: Path) -> None:
+    describe(directory, package_version="2026.1.1")
+    with pytest.raises(PlatformError, match=rf"xllamacpp 2026.1.1; .*{definitions.PACKAGE_VERSION}"):
+        find_native(directory)
+
+
+def test_one_for_a_processor_that_has_more_is_refused_before_it_is_loaded(directory: Path) -> None:
+    describe(directory, instructions=["avx2", "avx1024f", "amx_fp64"])
+    with pytest.raises(PlatformError, match=r"also has AMX_FP64, AVX1024F"):
+        find_native(directory)
+
+
+def test_a_changed_library_is_refused(directory: Path) -> None:
+    with (directory / NATIVE_FILE).open("ab") as file:
+        file.write(b"!")
+    with pytest.raises(PlatformError, match="not the verified build: SHA-256"):
+        find_native(directory)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'{"package_version": 7}', b'{"unknown": true}'])
+def test_a_manifest_that_is_none_is_refused(directory: Path, text: bytes) -> None:
+    (directory / MANIFEST).write_bytes(text)
+    with pytest.raises(PlatformError, match=r"build\.json cannot be read"):
+        find_native(directory)
+
+
+def test_only_flags_that_name_instructions_count() -> None:
+    flags = frozenset(
+        {"fpu", "avx2", "avx512_bf16", "fma", "constant_tsc", "hypervisor", "sse4_2", "amx_tile", "nopl"}
+    )
+    assert instructions_of(flags) == ["amx_tile", "avx2", "avx512_bf16", "fma", "sse4_2"]
+
+
+def a_build(*instructions: str) -> Build:
+    return Build(path=Path("x"), name="x", sha256="", instructions=frozenset(instructions))
+
+
+def test_kernels_follow_the_build_and_the_weights() -> None:
+    bf16 = a_build("avx2", "avx512f", "avx512_bf16")
+    assert kernels_of(bf16, BF16, threads=1) == WIDE_BF16
+    assert kernels_of(a_build("avx512f"), BF16, threads=1) == WIDE
+    assert kernels_of(a_build("avx2"), BF16, threads=1) == NARROW
+    assert kernels_of(a_build("avx2"), Q8_0, threads=2) == NARROW
+    assert kernels_of(bf16, Q8_0, threads=1) == msgspec.structs.replace(WIDE, single_rows_max=4)
+
+
+# --- compiling ------------------------------------------------------------------------------------------
+
+
+def nothing(_line: str) -> None:
+    pass
+
+
+def test_another_source_is_not_unpacked(tmp_path: Path) -> None:
+    source = tmp_path / "source.tar.gz"
+    with tarfile.open(source, "w:gz"):
+        pass
+    with pytest.raises(PlatformError, match="not the verified build: SHA-256"):
+        compile_native(tmp_path / "engine", source=source, say=nothing)
+    assert [path.name for path in tmp_path.iterdir()] == ["source.tar.gz"]
+
+
+def test_a_machine_without_tools_is_told_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PlatformError, match=r"needs c\+\+.*apt install cmake g\+\+"):
+        compile_native(tmp_path / "engine", say=nothing)
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Makes a source package whose only file is this CMakeLists.txt, and takes it for the pinned one."""
+
+    def make(text: str) -> Path:
+        folder = tmp_path / "packed" / compiling._SOURCE
+        folder.mkdir(parents=True)
+        (folder / "CMakeLists.txt").write_text(text)
+        path = tmp_path / "source.tar.gz"
+        with tarfile.open(path, "w:gz") as packed:
+            packed.add(
+                tmp_path / "packed" / compiling._SOURCE.split("/", 1)[0], compiling._SOURCE.split("/", 1)[0]
+            )
+        monkeypatch.setattr(definitions, "SOURCE_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
+        return path
+
+    return make
+
+
+@pytest.mark.skipif(
+    shutil.which("cmake") is None or shutil.which("c++") is None, reason="needs cmake and c++"
+)
+def test_what_the_compiler_says_is_shown_and_the_old_library_stays(
+    directory: Path, source: Callable[[str], Path]
+) -> None:
+    before = find_native(directory)
+    package = source(
+        'cmake_minimum_required(VERSION 3.14)\nproject(x CXX)\nmessage(FATAL_ERROR "no such luck")\n'
+    )
+    with pytest.raises(PlatformError, match=r"cmake failed \(1\)(?s:.*)no such luck"):
+        compile_native(directory, source=package, say=nothing)
+    assert find_native(directory) == before
+    assert sorted(path.name for path in directory.parent.iterdir()) == ["engine", "packed", "source.tar.gz"]
+
+
+@pytest.mark.skipif(
+    shutil.which("cmake") is None or shutil.which("c++") is None, reason="needs cmake and c++"
+)
+def test_a_library_that_lacks_functions_does_not_take_the_old_ones_place(
+    directory: Path, source: Callable[[str], Path]
+) -> None:
+    before = find_native(directory)
+    parts = "\n".join(
+        f"add_library({name} STATIC x.cpp)\n"
+        f"set_target_properties({name} PROPERTIES ARCHIVE_OUTPUT_DIRECTORY ${{CMAKE_BINARY_DIR}}/{folder})"
+        for name, folder in (("ggml", "ggml/src"), ("ggml-cpu", "ggml/src"), ("ggml-base", "ggml/src"))
+    )
+    package = source(
+        'cmake_minimum_required(VERSION 3.14)\nproject(x CXX)\nfile(WRITE x.cpp "")\n'
+        f'file(WRITE ${{CMAKE_CURRENT_SOURCE_DIR}}/x.cpp "")\n{parts}\nadd_library(llama STATIC x.cpp)\n'
+        "set_target_properties(llama PROPERTIES ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/src)\n"
+        "add_dependencies(llama ggml ggml-cpu ggml-base)\n"
+    )
+    with pytest.raises(PlatformError, match="lacks functions headrace calls"):
+        compile_native(directory, source=package, say=nothing)
+    assert find_native(directory) == before
+
+
+@pytest.mark.skipif(LIBRARY != "native", reason="only where one was compiled: make test-native")
+def test_the_one_compiled_here_passes_and_is_another_than_the_wheels() -> None:
+    build = find_build("native")
+    assert build.sha256 != find_build("wheel").sha256
+    assert build.instructions <= preflight.processor_flags()
