@@ -73,6 +73,41 @@ def test_a_prefix_is_copied_so_that_its_owner_keeps_the_rest() -> None:
     assert told(running) == (2, "copy", 4 * B)
 
 
+def long_start(desk: Desk, question: str, *, tail: int = 2 * B + 8, **order: object) -> Wanted:
+    """Ends behind a beginning of 40 blocks and `tail` tokens of its own."""
+    one = wanted(text(("a", 20 * B), ("b", 20 * B), (question, tail)), **order)
+    desk.run(one)
+    return one
+
+
+def test_where_no_slot_is_empty_a_short_tail_is_given_up_for_having_the_rest_in_place() -> None:
+    desk = Desk(2, is_parking=True)
+    long_start(desk, "c")
+    long_start(desk, "d")
+    newcomer = desk.start(wanted(text(("a", 20 * B), ("b", 20 * B), ("e", B))))
+    assert (newcomer.source, newcomer.length, newcomer.park) == ("place", 40 * B, None)
+    # Of the running one a block more could be copied, for which the other slot's would have to be put aside.
+    desk.book.computed(newcomer.slot, 41 * B)
+    other = desk.start(wanted(text(("a", 20 * B), ("b", 20 * B), ("e", B), ("f", B))))
+    assert (other.source, other.length, other.park) == ("place", 40 * B, None)
+
+
+def test_the_tail_stays_where_a_slot_is_empty_or_it_is_a_conversations_or_longer() -> None:
+    newcomer = wanted(text(("a", 20 * B), ("b", 20 * B), ("e", B)))
+    desk = Desk(3)
+    long_start(desk, "c")
+    long_start(desk, "d")
+    assert told(desk.start(newcomer)) == (2, "copy", 40 * B)
+    desk = Desk(2)
+    long_start(desk, "c", session="talk")
+    long_start(desk, "d", session="chat")
+    assert desk.start(newcomer).source == "copy"
+    desk = Desk(2)
+    long_start(desk, "c", tail=3 * B)
+    long_start(desk, "d", tail=3 * B)
+    assert desk.start(newcomer).source == "copy"
+
+
 def test_who_shares_a_prefix_that_is_being_computed_waits_for_it() -> None:
     desk = Desk(3)
     first, second = wanted(text(("a", 4 * B), ("b", B))), wanted(text(("a", 4 * B), ("c", B)))
