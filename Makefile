@@ -18,7 +18,7 @@ dev: $(VENV)/.dev $(GGUF) ## the same, with the tools for tests and checks
 serve: install ## serve the built-in model on port 8080 until Ctrl-C
 	@$(BIN)/headrace serve --log-format console --log-level warning $(ARGS)
 
-native: install ## compile the engine's library for this processor; needs cmake and g++; two minutes
+native: install ## compile the engine's library for this processor; needs cmake, make, g++; two minutes
 	$(BIN)/headrace engine build $(ARGS)
 
 test: dev ## the tests, about three minutes

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headrace.bounds import BLOCK_TOKENS
 from headrace.caching.index import Holding, PrefixIndex
-from headrace.caching.slots import CacheOrder, Placement, SlotBook, Wanted
+from headrace.caching.slots import LESS_TOKENS_MAX, CacheOrder, Placement, SlotBook, Wanted
 
 B = BLOCK_TOKENS
 LETTERS = {name: list(range(1000 * at, 1000 * at + 20 * B)) for at, name in enumerate("abcdef", 1)}
@@ -22,8 +22,10 @@ def wanted(prompt: list[int], *, tenant: str = "t", cacheable: int = 0, **order:
 
 
 class Desk:
-    def __init__(self, num_slots: int, *, grain: int = 1, is_parking: bool = False) -> None:
-        self.book = SlotBook(num_slots, grain=grain, can_park=lambda tokens: is_parking)
+    def __init__(
+        self, num_slots: int, *, grain: int = 1, is_shared: bool = False, is_parking: bool = False
+    ) -> None:
+        self.book = SlotBook(num_slots, grain=grain, is_shared=is_shared, can_park=lambda tokens: is_parking)
         self.now_us = 0
 
     def start(self, one: Wanted) -> Placement:
@@ -80,32 +82,88 @@ def long_start(desk: Desk, question: str, *, tail: int = 2 * B + 8, **order: obj
     return one
 
 
+def shared_start(*question: tuple[str, int], **order: object) -> Wanted:
+    """Begins with 40 blocks that many begin with."""
+    return wanted(text(("a", 20 * B), ("b", 20 * B), *question), **order)
+
+
 def test_where_no_slot_is_empty_a_short_tail_is_given_up_for_having_the_rest_in_place() -> None:
-    desk = Desk(2, is_parking=True)
-    long_start(desk, "c")
-    long_start(desk, "d")
-    newcomer = desk.start(wanted(text(("a", 20 * B), ("b", 20 * B), ("e", B))))
+    desk = Desk(3, is_parking=True)
+    for letter in "cde":
+        long_start(desk, letter)
+    newcomer = desk.start(shared_start(("f", B)))
     assert (newcomer.source, newcomer.length, newcomer.park) == ("place", 40 * B, None)
-    # Of the running one a block more could be copied, for which the other slot's would have to be put aside.
+    # Of the running one a few tokens more could be copied, for which another slot's would have to be put aside.
     desk.book.computed(newcomer.slot, 41 * B)
-    other = desk.start(wanted(text(("a", 20 * B), ("b", 20 * B), ("e", B), ("f", B))))
+    other = desk.start(shared_start(("f", 10), ("a", B)))
     assert (other.source, other.length, other.park) == ("place", 40 * B, None)
 
 
-def test_the_tail_stays_where_a_slot_is_empty_or_it_is_a_conversations_or_longer() -> None:
-    newcomer = wanted(text(("a", 20 * B), ("b", 20 * B), ("e", B)))
-    desk = Desk(3)
+def test_what_runs_and_has_more_is_copied_all_the_same() -> None:
+    desk = Desk(3, is_parking=True)
+    for letter in "cde":
+        long_start(desk, letter)
+    newcomer = desk.start(shared_start(("f", B)))
+    desk.book.computed(newcomer.slot, 41 * B)
+    other = desk.start(shared_start(("f", LESS_TOKENS_MAX + 1), ("a", B)))
+    assert (other.source, other.length) == ("copy", 40 * B + LESS_TOKENS_MAX + 1)
+    assert other.park is not None
+
+
+def test_a_tail_stays_where_a_slot_is_empty_or_it_is_a_conversations_or_longer() -> None:
+    newcomer = shared_start(("f", B))
+    desk = Desk(4)
+    for letter in "cde":
+        long_start(desk, letter)
+    assert told(desk.start(newcomer)) == (3, "copy", 40 * B)
+    for order, tail in (({"session": "talk"}, 2 * B + 8), ({}, 3 * B)):
+        desk = Desk(3)
+        for letter in "cde":
+            long_start(desk, letter, tail=tail, **order)
+        assert desk.start(newcomer).source == "copy"
+
+
+def test_where_copies_take_no_memory_nothing_is_given_up_for_having_it_in_place() -> None:
+    desk = Desk(3, is_shared=True)
+    for letter in "cde":
+        long_start(desk, letter)
+    assert desk.start(shared_start(("f", B))).source == "copy"
+
+
+def test_the_only_kept_slot_is_not_taken_from_a_conversation_for_being_nearly_as_long() -> None:
+    desk = Desk(2, is_parking=True)
+    long_start(desk, "c", tail=8 * B, session="talk")
+    running = desk.start(shared_start(("f", B)))
+    assert running.source == "copy"
+    desk.book.computed(running.slot, 41 * B)
+    other = desk.start(shared_start(("f", 10), ("a", B)))
+    assert (other.source, other.length) == ("copy", 40 * B + 10)
+    assert other.park is not None
+    assert other.park.session == "talk"
+
+
+def test_with_a_grain_a_slot_in_place_is_not_preferred_for_less_than_a_portion() -> None:
+    desk = Desk(3, grain=2 * B, is_parking=True)
+    for letter in "cde":
+        long_start(desk, letter, tail=4 * B)
+    newcomer = desk.start(shared_start(("f", 4 * B)))
+    desk.book.computed(newcomer.slot, 44 * B)
+    other = desk.start(shared_start(("f", 2 * B + 4), ("a", B)))
+    assert (other.source, other.length) == ("copy", 42 * B)
+
+
+def test_a_stopped_request_goes_on_with_all_that_was_put_aside_of_it() -> None:
+    desk = Desk(2, is_parking=True)
+    one = shared_start(("f", 10))
+    desk.run(one)
+    (holding,) = desk.book.kept()
+    desk.book.release(holding, is_parked=True)
+    desk.book.parked(holding, "one")
     long_start(desk, "c")
     long_start(desk, "d")
-    assert told(desk.start(newcomer)) == (2, "copy", 40 * B)
-    desk = Desk(2)
-    long_start(desk, "c", session="talk")
-    long_start(desk, "d", session="chat")
-    assert desk.start(newcomer).source == "copy"
-    desk = Desk(2)
-    long_start(desk, "c", tail=3 * B)
-    long_start(desk, "d", tail=3 * B)
-    assert desk.start(newcomer).source == "copy"
+    again = Wanted(tenant="t", prompt=one.prompt, cacheable=0, order=one.order, is_answered=True)
+    placement = desk.start(again)
+    assert (placement.source, placement.length) == ("restore", 40 * B + 10)
 
 
 def test_who_shares_a_prefix_that_is_being_computed_waits_for_it() -> None:

@@ -1,8 +1,10 @@
 """UX-2: the command group is quick to load, complete and documented."""
 
+import json
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import click
 import pytest
@@ -70,3 +72,27 @@ def test_completion_completes() -> None:
         prog_name="headrace",
     )
     assert result.output.split() == ["plain,create"]
+
+
+def test_engine_show_says_of_each_library_whether_it_can_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.engine.llama.builds.native_directory", lambda: tmp_path)
+    done = CliRunner().invoke(main, ["engine", "show", "--json"])
+    assert done.exit_code == 0
+    wheel, native = json.loads(done.output)["libraries"]
+    assert wheel["library"] == "wheel"
+    assert wheel["usable"]
+    assert wheel["auto_weights"] == "q8_0"
+    assert not native["usable"]
+    assert "headrace engine build" in native["reason"]
+
+
+def test_engine_build_says_what_is_wrong_with_a_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.engine.llama.builds.native_directory", lambda: tmp_path)
+    done = CliRunner().invoke(main, ["engine", "build", "--source", __file__])
+    assert done.exit_code == 1
+    assert "not the verified build" in done.output
+    assert "Traceback" not in done.output

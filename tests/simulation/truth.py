@@ -78,6 +78,8 @@ class Operation:
         self.accounts = accounts
         self.life = life
         self.num_settled = 0
+        self.is_expired = False
+        """Its lease ran out: a worker that cannot be heard may go on with it, or even begin it, for a while."""
 
 
 @dataclass
@@ -247,6 +249,7 @@ class Truth:
                 self.violated(f"{record.request_id} was never accepted and is charged {used} tokens")
             return
         operation.num_settled += 1
+        operation.is_expired = record.outcome == "expired"
         if operation.num_settled > 1:
             self.violated(f"{record.request_id} was settled twice")
         if used > operation.held:
@@ -256,7 +259,7 @@ class Truth:
         for name in operation.accounts:
             account = self.account(*name)
             account.open.pop(record.request_id, None)
-            if record.outcome == "expired":  # a worker that cannot be heard may go on with it for a while
+            if operation.is_expired:
                 account.on_workers.pop(record.request_id, None)
             if used:
                 account.settled.append((now_us, used))
@@ -357,6 +360,8 @@ class Truth:
             self.violated(f"{sequence.attempt_id} runs and was never accepted")
             return
         operation.held = min(operation.held, len(sequence.prompt) + sequence.max_tokens)
+        if operation.is_expired:  # the order to begin was held up on its way
+            return
         now_us = self._now_us()
         for name in operation.accounts:
             account = self.account(*name)

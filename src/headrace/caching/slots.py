@@ -6,7 +6,7 @@
 
 A new sequence takes over the longest computed prefix there is:
 
-1. *in place*: a kept slot whose tokens it continues; what goes beyond the common part is lost,
+1. *in place*: a kept slot whose tokens it continues, or that has little beyond the common part, which is lost,
 2. *copy*: from any slot, running ones too, into a free one; the donor keeps everything,
 3. *restore*: a parked one, into a free slot,
 4. or it starts cold in a free slot.
@@ -30,9 +30,11 @@ Source = Literal["cold", "place", "copy", "restore"]
 TAIL_TOKENS_MAX: Final = 2 * BLOCK_TOKENS
 """A kept slot is taken over in place if no more than this is lost by it, or nothing older could be freed."""
 TAIL_PART_MAX: Final = 1 / 16
-"""Where no slot is empty, a tail of so much of what is taken over may be lost as well, unless it is a conversation's; and half
-as much less may be taken over to have it in place. A copy would put another slot's tokens aside: for 1 100 tokens of the
-built-in model both together take 45 ms, and computing a sixteenth of them again, should anybody ask for it, 150."""
+"""Where no slot is empty, a tail of so much of what is taken over may be lost as well, unless it is a conversation's. A copy
+would put another slot's tokens aside: for 1 100 tokens of the built-in model both together take 45 ms. Computing a sixteenth
+of them again takes 150, should anybody ask for it."""
+LESS_TOKENS_MAX: Final = 16
+"""There, a slot that can be taken over in place is preferred to one that has no more than so many tokens more."""
 
 
 class CacheOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -85,16 +87,20 @@ class Freed(msgspec.Struct, frozen=True):
 
 
 class SlotBook:
-    """The slots of one engine. `grain` cuts what may be taken over to multiples, 1 for any length."""
+    """The slots of one engine. `grain` cuts what may be taken over to multiples, 1 for any length. `is_shared`: a copy
+    takes no memory of its own.
+    """
 
     def __init__(
         self,
         num_slots: int,
         *,
         grain: int = 1,
+        is_shared: bool = False,
         can_park: Callable[[int], bool] = lambda tokens: False,
     ) -> None:
         self._grain = grain
+        self._is_shared = is_shared
         self._can_park = can_park
         self._empty = list(range(num_slots - 1, -1, -1))
         """Free slots without tokens; the lowest is taken first: engines compute neighbouring slots together."""
@@ -144,16 +150,17 @@ class SlotBook:
             return None
         matches = [] if wanted.order.mode == "off" else self._index.find(wanted.prompt, _scopes(wanted))
         best, promised = self._best(matches, wanted)
-        if best is not None and not self._empty:
-            best = self._best_in_place(best, matches, wanted)
         ready = self._usable(best.ready if best else 0, wanted)
         if promised is not None and self._usable(promised.length, wanted) >= ready + BLOCK_TOKENS:
             return None
         if best is None or ready < BLOCK_TOKENS:
             return self._start(wanted, now_us, park=self._free_slot(now_us, spare=None))
+        if not self._empty and not self._is_shared:
+            best = self._best_in_place(best, matches, wanted)
+            ready = self._usable(best.ready, wanted)
         holding = best.holding
-        is_session = wanted.order.session is not None and holding.session == wanted.order.session
-        if self._is_taken_in_place(holding, ready, tenant=wanted.tenant, is_session=is_session):
+        is_session = _is_session(holding, wanted)
+        if self._is_taken_in_place(holding, ready, wanted):
             slot = holding.slot
             self._drop(holding, "replaced")
             placement = Placement(slot=slot, source="place", length=ready, is_session=is_session)
@@ -307,18 +314,16 @@ class SlotBook:
 
     def _best_in_place(self, best: Match, matches: list[Match], wanted: Wanted) -> Match:
         """One that is hardly shorter than the best and need not be copied, if there is such a one."""
-
-        def is_in_place(match: Match) -> bool:
-            session = wanted.order.session
-            is_session = session is not None and match.holding.session == session
-            return self._is_taken_in_place(
-                match.holding, self._usable(match.ready, wanted), tenant=wanted.tenant, is_session=is_session
-            )
-
-        least = best.ready * (1 - TAIL_PART_MAX / 2)
-        if is_in_place(best):
+        is_own = wanted.is_answered or _is_session(best.holding, wanted)
+        if is_own or self._is_taken_in_place(best.holding, self._usable(best.ready, wanted), wanted):
             return best
-        near = (match for match in matches if match.ready >= least and is_in_place(match))
+        least = max(BLOCK_TOKENS, self._usable(best.ready, wanted) - LESS_TOKENS_MAX)
+        near = (
+            match
+            for match in matches
+            if (ready := self._usable(match.ready, wanted)) >= least
+            and self._is_tail_short(match.holding, ready, wanted)
+        )
         return max(near, key=lambda match: match.ready, default=best)
 
     def _usable(self, length: int, wanted: Wanted) -> int:
@@ -326,17 +331,22 @@ class SlotBook:
         most = len(wanted.prompt) - (not wanted.is_answered)
         return min(length, most) // self._grain * self._grain
 
-    def _is_taken_in_place(self, holding: Holding, ready: int, *, tenant: str, is_session: bool) -> bool:
+    def _is_taken_in_place(self, holding: Holding, ready: int, wanted: Wanted) -> bool:
         if holding.slot < 0 or holding.is_running:
             return False
-        if not self._empty and not any(one is not holding for one in self.kept()):
+        if not self._empty and self.num_free == 1:
             return True  # there is no other slot to copy it to
-        if holding.tenant != tenant:
+        return self._is_tail_short(holding, ready, wanted)
+
+    def _is_tail_short(self, holding: Holding, ready: int, wanted: Wanted) -> bool:
+        """Whether a kept slot of the sequence's own tenant has so little beyond what is taken over that it may be lost."""
+        if holding.slot < 0 or holding.is_running or holding.tenant != wanted.tenant:
             return False
         lost = holding.num_valid - ready
-        if is_session or lost <= TAIL_TOKENS_MAX:
+        if _is_session(holding, wanted) or lost <= TAIL_TOKENS_MAX:
             return True
-        return not self._empty and holding.session is None and lost <= TAIL_PART_MAX * ready
+        is_dear = self._empty or self._is_shared or holding.session is not None
+        return not is_dear and lost <= TAIL_PART_MAX * ready
 
     def _free_slot(self, now_us: int, *, spare: Holding | None) -> Holding | None:
         """Make sure that a slot is empty. Returns what has to be parked for it, if anything."""
@@ -405,6 +415,11 @@ class SlotBook:
     def _put_empty(self, slot: int) -> None:
         self._empty.append(slot)
         self._empty.sort(reverse=True)
+
+
+def _is_session(holding: Holding, wanted: Wanted) -> bool:
+    """Whether it is of the conversation that the sequence belongs to."""
+    return wanted.order.session is not None and holding.session == wanted.order.session
 
 
 def _scopes(wanted: Wanted) -> list[Scope]:

@@ -31,8 +31,11 @@ def build(source: Path | None, jobs: int | None) -> None:
         made = compile_native(
             native_directory(), source=source, jobs=jobs, say=lambda line: click.echo(line, err=True)
         )
-    except (SetupError, OSError) as error:
+    except SetupError as error:
         raise click.ClickException(str(error)) from None
+    except OSError as error:
+        where = native_directory()
+        raise click.ClickException(f"{where} cannot be written: {error}. Build as the user who installed headrace.") from None
     click.echo(
         f"{made.path}\nUse it: headrace serve --library native, or `library: native` of a model's engine."
     )
@@ -58,7 +61,7 @@ def _shown(library: Any) -> dict[str, Any]:
 
     try:
         found = find_build(library)
-    except SetupError as error:
+    except (SetupError, OSError) as error:
         return {"library": library, "usable": False, "reason": str(error)}
     return {
         "library": library,
@@ -67,5 +70,5 @@ def _shown(library: Any) -> dict[str, Any]:
         "path": str(found.path),
         "sha256": found.sha256,
         "wide_kernels": found.has_wide_kernels,
-        "weights": "bf16" if found.multiplies_bf16 else "q8_0",
+        "auto_weights": "bf16" if found.multiplies_bf16 else "q8_0",
     }

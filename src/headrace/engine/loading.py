@@ -29,10 +29,12 @@ def load_engine(model_path: str | None, settings: EngineSettings, *, cache: Path
     # Only here: loading the library costs time and memory that other roles do not need.
     from headrace.engine.llama import LlamaEngine, LlamaSettings, prepare_model
 
-    prepared = prepare_model(Path(model_path), cache, library=settings.library, weights=settings.weights)
+    # Reproducible answers were verified with Q8_0: BF16 rows are summed in another order alone than together.
+    weights = "q8_0" if settings.reproducible else settings.weights
+    prepared = prepare_model(Path(model_path), cache, library=settings.library, weights=weights)
     if Path(model_path) == builtin_model_path() and prepared.source_sha256 != SHA256:
         raise ModelError(f"the built-in model {model_path} is damaged; 'make clean install' brings it back")
-    return LlamaEngine.load(
+    engine = LlamaEngine.load(
         LlamaSettings(
             model_path=prepared.path,
             library=settings.library,
@@ -46,3 +48,10 @@ def load_engine(model_path: str | None, settings: EngineSettings, *, cache: Path
             weights_sha256=prepared.sha256,
         )
     )
+    if settings.reproducible and engine.info.quantization != "Q8_0":
+        engine.shutdown()
+        raise ModelError(
+            f"engine.reproducible was verified with Q8_0 weights only, and {model_path} has {engine.info.quantization}: a row "
+            "alone and the same row among others may differ in their last bits. Q8_0 and Q4_1 files can be served so."
+        )
+    return engine

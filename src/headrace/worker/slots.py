@@ -45,7 +45,9 @@ class EngineSlots:
             slot_cells_max=info.context_tokens,
             pool_cells=info.kv_tokens if info.is_kv_unified else None,
         )
-        self.book = SlotBook(engine.info.sequences, grain=grain, can_park=self._can_park)
+        self.book = SlotBook(
+            info.sequences, grain=grain, is_shared=info.is_kv_unified, can_park=self._can_park
+        )
         if parking is not None:
             self._adopt(parking)
 

@@ -1,7 +1,9 @@
 """A library that was compiled here is used where it is what it should be and this processor can run it; else not, with a
 reason."""
 
+import fcntl
 import hashlib
+import os
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -15,7 +17,7 @@ from headrace.engine.llama import compile as compiling
 from headrace.engine.llama import definitions, preflight
 from headrace.engine.llama.builds import (
     MANIFEST,
-    NATIVE_FILE,
+    RECIPE,
     Build,
     Manifest,
     find_build,
@@ -32,31 +34,36 @@ Q8_0 = definitions.FILE_TYPE_BY_TENSOR_TYPE[definitions.TYPE_Q8_0]
 BF16 = definitions.FILE_TYPE_BY_TENSOR_TYPE[definitions.TYPE_BF16]
 
 
+FILE = "libheadrace-llama-0.so"
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """The wheel's library under a manifest, as if it had been compiled here."""
     made = tmp_path / "engine"
     made.mkdir()
-    shutil.copy(preflight.find_library(), made / NATIVE_FILE)
+    shutil.copy(preflight.find_library(), made / FILE)
     describe(made)
     return made
 
 
 def describe(directory: Path, **changes: Any) -> None:
     facts: dict[str, Any] = {
+        "recipe": RECIPE,
         "package_version": definitions.PACKAGE_VERSION,
-        "source_sha256": definitions.SOURCE_SHA256,
-        "library_sha256": hashlib.sha256((directory / NATIVE_FILE).read_bytes()).hexdigest(),
+        "library": FILE,
+        "library_sha256": hashlib.sha256((directory / FILE).read_bytes()).hexdigest(),
         "instructions": ["avx2", "fma"],
-        "compiler": "c++ 12",
+        "has_wide_kernels": False,
+        "multiplies_bf16": False,
+        "compiler": "g++ 12",
     }
     (directory / MANIFEST).write_bytes(msgspec.json.encode(Manifest(**(facts | changes))))
 
 
 def test_a_library_that_fits_is_loaded(directory: Path) -> None:
     build = find_native(directory)
-    assert build.path == directory / NATIVE_FILE
-    assert build.instructions == {"avx2", "fma"}
+    assert build.path == directory / FILE
     assert "compiled here" in build.name
     library = Library(build)
     assert library.text(library.api.ggml_type_name(definitions.TYPE_BF16)) == "bf16"
@@ -71,7 +78,22 @@ def test_none_there_says_how_to_make_one(tmp_path: Path) -> None:
 
 def test_one_of_another_version_is_refused(directory: Path) -> None:
     describe(directory, package_version="2026.1.1")
-    with pytest.raises(PlatformError, match=rf"xllamacpp 2026.1.1; .*{definitions.PACKAGE_VERSION}"):
+    with pytest.raises(PlatformError, match=rf"xllamacpp 2026.1.1 .*{definitions.PACKAGE_VERSION}"):
+        find_native(directory)
+
+
+def test_one_that_was_compiled_in_another_way_is_refused(directory: Path) -> None:
+    describe(directory, recipe=RECIPE - 1)
+    with pytest.raises(PlatformError, match=rf"recipe {RECIPE - 1}\).*recipe {RECIPE}\).*headrace engine build"):
+        find_native(directory)
+
+
+def test_no_file_outside_of_the_directory_is_loaded(directory: Path) -> None:
+    (directory / FILE).rename(directory.parent / FILE)
+    (directory / FILE).write_bytes(b"")
+    describe(directory, library=f"../{FILE}")
+    (directory / FILE).unlink()
+    with pytest.raises(PlatformError, match="cannot be read"):
         find_native(directory)
 
 
@@ -82,9 +104,9 @@ def test_one_for_a_processor_that_has_more_is_refused_before_it_is_loaded(direct
 
 
 def test_a_changed_library_is_refused(directory: Path) -> None:
-    with (directory / NATIVE_FILE).open("ab") as file:
+    with (directory / FILE).open("ab") as file:
         file.write(b"!")
-    with pytest.raises(PlatformError, match="not the verified build: SHA-256"):
+    with pytest.raises(PlatformError, match=r"not the verified build: SHA-256.*headrace engine build"):
         find_native(directory)
 
 
@@ -102,17 +124,17 @@ def test_only_flags_that_name_instructions_count() -> None:
     assert instructions_of(flags) == ["amx_tile", "avx2", "avx512_bf16", "fma", "sse4_2"]
 
 
-def a_build(*instructions: str) -> Build:
-    return Build(path=Path("x"), name="x", sha256="", instructions=frozenset(instructions))
+def a_build(*, is_wide: bool = False, is_bf16: bool = False) -> Build:
+    return Build(path=Path("x"), name="x", sha256="", has_wide_kernels=is_wide, multiplies_bf16=is_bf16)
 
 
 def test_kernels_follow_the_build_and_the_weights() -> None:
-    bf16 = a_build("avx2", "avx512f", "avx512_bf16")
-    assert kernels_of(bf16, BF16, threads=1) == WIDE_BF16
-    assert kernels_of(a_build("avx512f"), BF16, threads=1) == WIDE
-    assert kernels_of(a_build("avx2"), BF16, threads=1) == NARROW
-    assert kernels_of(a_build("avx2"), Q8_0, threads=2) == NARROW
-    assert kernels_of(bf16, Q8_0, threads=1) == msgspec.structs.replace(WIDE, single_rows_max=4)
+    best = a_build(is_wide=True, is_bf16=True)
+    assert kernels_of(best, BF16, threads=1) == WIDE_BF16
+    assert kernels_of(a_build(is_wide=True), BF16, threads=1) == WIDE
+    assert kernels_of(a_build(), BF16, threads=1) == NARROW
+    assert kernels_of(a_build(), Q8_0, threads=2) == NARROW
+    assert kernels_of(best, Q8_0, threads=1) == msgspec.structs.replace(WIDE, single_rows_max=4)
 
 
 # --- compiling ------------------------------------------------------------------------------------------
@@ -128,14 +150,14 @@ def test_another_source_is_not_unpacked(tmp_path: Path) -> None:
         pass
     with pytest.raises(PlatformError, match="not the verified build: SHA-256"):
         compile_native(tmp_path / "engine", source=source, say=nothing)
-    assert [path.name for path in tmp_path.iterdir()] == ["source.tar.gz"]
+    assert [path.name for path in (tmp_path / "engine").iterdir()] == [".lock"]
 
 
 def test_a_machine_without_tools_is_told_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(PlatformError, match=r"needs c\+\+.*apt install cmake g\+\+"):
+    with pytest.raises(PlatformError, match=r"needs cmake.*apt install cmake make g\+\+"):
         compile_native(tmp_path / "engine", say=nothing)
 
 
@@ -159,7 +181,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], P
 
 
 @pytest.mark.skipif(
-    shutil.which("cmake") is None or shutil.which("c++") is None, reason="needs cmake and c++"
+    shutil.which("cmake") is None or shutil.which("g++") is None, reason="needs cmake and g++"
 )
 def test_what_the_compiler_says_is_shown_and_the_old_library_stays(
     directory: Path, source: Callable[[str], Path]
@@ -171,11 +193,11 @@ def test_what_the_compiler_says_is_shown_and_the_old_library_stays(
     with pytest.raises(PlatformError, match=r"cmake failed \(1\)(?s:.*)no such luck"):
         compile_native(directory, source=package, say=nothing)
     assert find_native(directory) == before
-    assert sorted(path.name for path in directory.parent.iterdir()) == ["engine", "packed", "source.tar.gz"]
+    assert sorted(path.name for path in directory.iterdir()) == [".lock", MANIFEST, FILE]
 
 
 @pytest.mark.skipif(
-    shutil.which("cmake") is None or shutil.which("c++") is None, reason="needs cmake and c++"
+    shutil.which("cmake") is None or shutil.which("g++") is None, reason="needs cmake and g++"
 )
 def test_a_library_that_lacks_functions_does_not_take_the_old_ones_place(
     directory: Path, source: Callable[[str], Path]
@@ -192,13 +214,50 @@ def test_a_library_that_lacks_functions_does_not_take_the_old_ones_place(
         "set_target_properties(llama PROPERTIES ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/src)\n"
         "add_dependencies(llama ggml ggml-cpu ggml-base)\n"
     )
-    with pytest.raises(PlatformError, match="lacks functions headrace calls"):
+    with pytest.raises(PlatformError, match="lacks functions headrace calls") as caught:
         compile_native(directory, source=package, say=nothing)
+    assert "Traceback" not in str(caught.value)
     assert find_native(directory) == before
+    assert sorted(path.name for path in directory.iterdir()) == [".lock", MANIFEST, FILE]
+
+
+def test_two_builds_do_not_get_in_each_others_way(directory: Path) -> None:
+    with (directory / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(PlatformError, match="Another build is under way"):
+            compile_native(directory, say=nothing)
+
+
+def test_what_a_killed_build_left_goes(directory: Path, tmp_path: Path) -> None:
+    left = directory / "headrace-engine-abc"
+    left.mkdir()
+    (left / "file").write_text("x")
+    with pytest.raises(PlatformError, match="cannot be read"):
+        compile_native(directory, source=tmp_path / "nothing", say=nothing)
+    assert not left.exists()
+
+
+def test_the_new_one_counts_and_the_one_before_stays_for_who_is_just_starting(
+    directory: Path, tmp_path: Path
+) -> None:
+    made = tmp_path / "made"
+    for number in range(1, 4):
+        made.mkdir()
+        library = made / f"libheadrace-llama-{number}.so"
+        library.write_bytes(bytes([number]))
+        os.utime(library, (number, number + 2**31))
+        (made / MANIFEST).write_text(str(number))
+        compiling._put(directory, library, made / MANIFEST)
+        assert (directory / MANIFEST).read_text() == str(number)
+        shutil.rmtree(made)
+    assert sorted(path.name for path in directory.glob("*.so")) == [
+        "libheadrace-llama-2.so",
+        "libheadrace-llama-3.so",
+    ]
 
 
 @pytest.mark.skipif(LIBRARY != "native", reason="only where one was compiled: make test-native")
 def test_the_one_compiled_here_passes_and_is_another_than_the_wheels() -> None:
     build = find_build("native")
     assert build.sha256 != find_build("wheel").sha256
-    assert build.instructions <= preflight.processor_flags()
+    assert Library(build).build is build

@@ -15,7 +15,6 @@ from headrace.engine.llama.cache import ModelCache
 from headrace.engine.llama.gguf import GgufFile
 from headrace.engine.llama.library import Library
 from headrace.errors import ModelError
-from tests.engine.llama.chosen import LIBRARY
 
 
 def sha256(path: Path) -> str:
@@ -89,9 +88,9 @@ def test_weights_are_what_the_library_and_the_setting_ask_for(
     source_model: Path, library: Library, tmp_path: Path
 ) -> None:
     with GgufFile(library, source_model) as source:
-        fast = Build(path=tmp_path, name="", sha256="", instructions=frozenset({"avx512f", "avx512_bf16"}))
+        fast = Build(path=tmp_path, name="", sha256="", has_wide_kernels=True, multiplies_bf16=True)
         for build, weights, expected in (
-            (library.build, "auto", definitions.TYPE_Q8_0 if LIBRARY == "wheel" else definitions.TYPE_BF16),
+            (library.build, "auto", definitions.TYPE_BF16 if library.build.multiplies_bf16 else definitions.TYPE_Q8_0),
             (fast, "auto", definitions.TYPE_BF16),
             (fast, "q8_0", definitions.TYPE_Q8_0),
             (library.build, "bf16", definitions.TYPE_BF16),
@@ -109,7 +108,7 @@ def test_auto_leaves_large_models_small(
     source_model: Path, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(convert, "BF16_PARAMETERS_MAX", 100_000_000)
-    fast = Build(path=source_model, name="", sha256="", instructions=frozenset({"avx512f", "avx512_bf16"}))
+    fast = Build(path=source_model, name="", sha256="", has_wide_kernels=True, multiplies_bf16=True)
     with GgufFile(library, source_model) as source:
         assert convert._target_type(source, fast, "auto") == definitions.TYPE_Q8_0
 

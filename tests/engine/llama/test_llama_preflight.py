@@ -68,7 +68,7 @@ def test_a_missing_library_file_is_refused(tmp_path: Path) -> None:
 
 def test_finding_the_library_does_not_import_the_package() -> None:
     code = (
-        "import sys; from headrace.engine.llama.library import open_library; open_library();"
+        "import sys; from headrace.engine.llama.library import open_library; open_library('wheel');"
         "sys.exit('xllamacpp' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

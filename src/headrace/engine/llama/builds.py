@@ -18,11 +18,10 @@ from headrace.engine.llama import definitions, preflight
 from headrace.errors import PlatformError
 
 MANIFEST: Final = "build.json"
-NATIVE_FILE: Final = "libheadrace-llama.so"
+RECIPE: Final = 1
+"""Grows when the way a library is compiled changes: one that was compiled in another way has to be made anew."""
 _MAKE_IT: Final = "'headrace engine build' makes one; 'library: wheel' does without."
-_INSTRUCTIONS: Final = re.compile(
-    r"avx|amx|s?sse|fma|f16c|bmi|gfni|v?aes|v?pclmul|movbe|movdir|popcnt|abm|adx|sha_ni"
-)
+_INSTRUCTIONS: Final = re.compile(r"avx|amx|s?sse|fma|f16c|bmi|gfni|v?aes|v?pclmul|movbe|movdir|popcnt|abm|adx|sha_ni")
 """Flags of /proc/cpuinfo that name instructions a compiler may use when it is told to use all there are."""
 
 
@@ -33,29 +32,25 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Of the library and where it comes from, for people."""
     sha256: str
-    instructions: frozenset[str]
-    """Instruction sets that it was compiled for, as /proc/cpuinfo spells them."""
-
-    @property
-    def has_wide_kernels(self) -> bool:
-        """Whether its matrix kernels use 512-bit vectors."""
-        return "avx512f" in self.instructions
-
-    @property
-    def multiplies_bf16(self) -> bool:
-        """Whether it multiplies 16-bit brain floats without widening them first."""
-        return "avx512_bf16" in self.instructions
+    has_wide_kernels: bool
+    """Whether its matrix kernels use 512-bit vectors."""
+    multiplies_bf16: bool
+    """Whether it multiplies 16-bit brain floats without widening them first."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is written beside a library that was compiled here."""
 
+    recipe: int
     package_version: str
     """Of the source."""
-    source_sha256: str
+    library: str
+    """Name of the file."""
     library_sha256: str
     instructions: list[str]
-    """All that the processor had on which it was compiled."""
+    """All that the processor had on which it was compiled, as /proc/cpuinfo spells them."""
+    has_wide_kernels: bool
+    multiplies_bf16: bool
     compiler: str
 
 
@@ -71,30 +66,33 @@ def find_build(library: EngineLibrary) -> Build:
 
 def find_native(directory: Path) -> Build:
     """The library in `directory`, checked like the wheel's: by version, processor and SHA-256."""
-    preflight.check_platform(sys.platform, platform.machine())
-    preflight.check_openmp()
+    preflight.check_base(sys.platform, platform.machine())
     manifest = read_manifest(directory)
     if manifest is None:
         raise PlatformError(f"There is no library compiled for this machine in {directory}. {_MAKE_IT}")
-    if manifest.package_version != definitions.PACKAGE_VERSION:
+    if (manifest.package_version, manifest.recipe) != (definitions.PACKAGE_VERSION, RECIPE):
         raise PlatformError(
-            f"The library in {directory} was compiled from {definitions.PACKAGE} {manifest.package_version}; headrace was "
-            f"verified with exactly {definitions.PACKAGE_VERSION}. {_MAKE_IT}"
+            f"The library in {directory} was compiled from {definitions.PACKAGE} {manifest.package_version} (recipe "
+            f"{manifest.recipe}); headrace was verified with exactly {definitions.PACKAGE_VERSION} (recipe {RECIPE}). "
+            f"{_MAKE_IT}"
         )
-    instructions = frozenset(manifest.instructions)
-    missing = sorted(instructions - preflight.processor_flags())
+    missing = sorted(frozenset(manifest.instructions) - preflight.processor_flags())
     if missing:
         raise PlatformError(
             f"The library in {directory} was compiled on a processor that also has {', '.join(missing).upper()}; this one "
             f"would stop at the first such instruction. {_MAKE_IT}"
         )
-    path = directory / NATIVE_FILE
-    preflight.check_digest(path, manifest.library_sha256)
+    path = directory / Path(manifest.library).name
+    try:
+        preflight.check_digest(path, manifest.library_sha256)
+    except PlatformError as error:
+        raise PlatformError(f"{error} {_MAKE_IT}") from error
     return Build(
         path=path,
         name=f"{definitions.BACKEND_NAME}, compiled here",
         sha256=manifest.library_sha256,
-        instructions=instructions,
+        has_wide_kernels=manifest.has_wide_kernels,
+        multiplies_bf16=manifest.multiplies_bf16,
     )
 
 
@@ -117,10 +115,10 @@ def instructions_of(flags: frozenset[str]) -> list[str]:
 
 
 def _wheel() -> Build:
-    path = preflight.check_this_machine()
     return Build(
-        path=path,
+        path=preflight.check_this_machine(),
         name=definitions.BACKEND_NAME,
         sha256=definitions.LIBRARY_SHA256[sys.platform, platform.machine()],
-        instructions=frozenset(definitions.PROCESSOR_FLAGS),
+        has_wide_kernels=False,
+        multiplies_bf16=False,
     )

@@ -4,8 +4,13 @@
 
 The package is the one whose wheel headrace embeds, so declarations and layouts are the same; they are checked against the
 result all the same, in a process of its own, before it takes the place of one that was there.
+
+Libraries lie in the directory under names of their own; the manifest says which one counts and is replaced in one step. So
+whoever starts meanwhile finds either, and a build that is stopped anywhere leaves what was there.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import platform
@@ -14,27 +19,22 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from headrace.engine.llama import definitions, preflight
-from headrace.engine.llama.builds import (
-    MANIFEST,
-    NATIVE_FILE,
-    Build,
-    Manifest,
-    find_native,
-    instructions_of,
-)
+from headrace.engine.llama.builds import MANIFEST, RECIPE, Build, Manifest, find_native, instructions_of
+from headrace.engine.llama.memory import available_bytes
 from headrace.errors import PlatformError
 
 Say = Callable[[str], None]
 
 ARCHIVE: Final = f"{definitions.PACKAGE}-{definitions.PACKAGE_VERSION}.tar.gz"
 _SOURCE: Final = f"{definitions.PACKAGE}-{definitions.PACKAGE_VERSION}/thirdparty/llama.cpp"
+# Whoever changes these lets `RECIPE` grow.
 _OPTIONS: Final = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DCMAKE_POSITION_INDEPENDENT_CODE=ON",
@@ -50,81 +50,106 @@ _OPTIONS: Final = (
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_TOOLS=OFF",
 )
-_ARCHIVES: Final = (
-    "src/libllama.a",
-    "ggml/src/libggml.a",
-    "ggml/src/libggml-cpu.a",
-    "ggml/src/libggml-base.a",
-)
+_ARCHIVES: Final = ("src/libllama.a", "ggml/src/libggml.a", "ggml/src/libggml-cpu.a", "ggml/src/libggml-base.a")
+_LINKED: Final = ("-fopenmp", "-pthread", "-ldl", "-lm", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,--strip-debug")
+"""With what is missing said at once (`defs`, `now`), and not in the middle of a request."""
+_OWN_FLAGS: Final = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS")
+"""Variables that would change what is compiled, or for which processor."""
+_BUILD_TOOLS: Final = """\
+setuptools==84.2.1
+cython==3.3.1
+versioneer==0.29
+"""
+"""pip runs the package's own build script to learn what it is, with these."""
+_COMPILER_BYTES: Final = 2 << 30
+"""Memory that one compiler may take."""
 _SAID_CHARACTERS_MAX: Final = 3_000
 """Of the end of what a tool said that failed."""
-_CHECK = (
-    "import sys; from pathlib import Path;"
-    "from headrace.engine.llama.builds import find_native; from headrace.engine.llama.library import Library;"
-    "Library(find_native(Path(sys.argv[1])))"
-)
+_SCRATCH: Final = "headrace-engine-"
+_CHECK: Final = """
+import sys
+from pathlib import Path
+from headrace.engine.llama.builds import find_native
+from headrace.engine.llama.library import Library
+from headrace.errors import PlatformError
+try:
+    Library(find_native(Path(sys.argv[1])))
+except PlatformError as error:
+    sys.exit(str(error))
+"""
 
 
-def compile_native(
-    directory: Path, *, source: Path | None = None, jobs: int | None = None, say: Say
-) -> Build:
+def compile_native(directory: Path, *, source: Path | None = None, jobs: int | None = None, say: Say) -> Build:
     """Compile the library and put it into `directory`, in place of what was there.
 
-    `source`: the package's source archive; None fetches it with pip. `jobs`: compilers at once; None: one for each core.
-    Raises `PlatformError` with what has to change; then nothing has been replaced.
+    `source`: the package's source archive; None fetches it with pip. `jobs`: compilers at once; None: one for each core,
+    as far as there is memory. Raises `PlatformError` with what has to change, `OSError` where `directory` cannot be
+    written; then nothing has been replaced.
     """
-    preflight.check_platform(sys.platform, platform.machine())
-    preflight.check_openmp()
-    compiler = _tool("c++", "g++", "clang++")
-    cmake = _tool("cmake")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="headrace-engine-", dir=directory.parent) as scratch:
+    preflight.check_base(sys.platform, platform.machine())
+    tools = {name: _tool(name) for name in ("cmake", "gcc", "g++")}
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    with _alone(directory), tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=directory) as scratch:
         place = Path(scratch)
         archive = source if source is not None else _fetch(place, say)
         preflight.check_digest(archive, definitions.SOURCE_SHA256)
-        say(f"compiling for this processor with {compiler}; this takes minutes")
-        library = _compile(_unpack(archive, place), place, cmake=cmake, compiler=compiler, jobs=jobs)
+        say(f"compiling for this processor with {tools['g++']}; this takes minutes")
         made = place / "made"
         made.mkdir()
-        library.rename(made / NATIVE_FILE)
-        with (made / NATIVE_FILE).open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        manifest = Manifest(
-            package_version=definitions.PACKAGE_VERSION,
-            source_sha256=definitions.SOURCE_SHA256,
-            library_sha256=sha256,
-            instructions=instructions_of(preflight.processor_flags()),
-            compiler=_first_line(_run([compiler, "--version"], place)),
-        )
-        (made / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+        library = made / "library.so"
+        _compile(_unpack(archive, place), library, place, tools, jobs=jobs)
+        manifest = _describe(library, place, tools["g++"])
+        library = library.rename(made / manifest.library)
+        library.chmod(0o755)
+        noted = made / MANIFEST
+        noted.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+        noted.chmod(0o644)
         say("checking its functions, structs and defaults")
         _run([sys.executable, "-c", _CHECK, str(made)], place)
-        _replace(directory, made, place)
+        _put(directory, library, noted)
     return find_native(directory)
 
 
-def _tool(*names: str) -> str:
-    for name in names:
-        found = shutil.which(name)
-        if found is not None:
-            return found
-    raise PlatformError(
-        f"Compiling needs {names[0]}, which is not installed. Debian and Ubuntu: apt install cmake g++. "
-        "Fedora and RHEL: dnf install cmake gcc-c++."
-    )
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """One at a time. What one left behind that was killed goes."""
+    with (directory / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PlatformError(f"Another build is under way in {directory}.") from None
+        for left in directory.glob(f"{_SCRATCH}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise PlatformError(
+            f"Compiling needs {name}, which is not installed. Debian and Ubuntu: apt install cmake make g++. "
+            "Fedora and RHEL: dnf install cmake make gcc-c++."
+        )
+    return found
 
 
 def _fetch(place: Path, say: Say) -> Path:
     """The source package, fetched the way the wheel was. pip compares its SHA-256 before it looks into it."""
     say(f"fetching the source of {definitions.PACKAGE} {definitions.PACKAGE_VERSION} (38 MB)")
-    wanted = place / "wanted.txt"
+    wanted, build_tools = place / "wanted.txt", place / "build-tools.txt"
     wanted.write_text(
         f"{definitions.PACKAGE}=={definitions.PACKAGE_VERSION} --hash=sha256:{definitions.SOURCE_SHA256}\n"
     )
+    build_tools.write_text(_BUILD_TOOLS)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--require-hashes", "--no-deps", "--no-binary", definitions.PACKAGE]
     try:
-        _run([*command, "--dest", str(place), "--requirement", str(wanted)], place)
+        _run(
+            [*command, "--dest", str(place), "--requirement", str(wanted)],
+            place,
+            PIP_CONSTRAINT=str(build_tools),
+            PIP_BUILD_CONSTRAINT=str(build_tools),
+        )
     except PlatformError as error:
         raise PlatformError(
             f"{error}\nWithout a package index: get {ARCHIVE} elsewhere and name it with --source."
@@ -134,31 +159,48 @@ def _fetch(place: Path, say: Say) -> Path:
 
 def _unpack(archive: Path, place: Path) -> Path:
     with tarfile.open(archive) as packed:
+        # Python 3.11 has had the filter since 3.11.4. The archive is known to the last bit in any case.
+        if hasattr(tarfile, "data_filter"):
+            packed.extraction_filter = tarfile.data_filter
         members = [one for one in packed.getmembers() if one.name.startswith(f"{_SOURCE}/")]
-        packed.extractall(place / "source", members, filter="data")
+        packed.extractall(place / "source", members)  # noqa: S202 -- a pinned archive
     return place / "source" / _SOURCE
 
 
-def _compile(source: Path, place: Path, *, cmake: str, compiler: str, jobs: int | None) -> Path:
+def _compile(source: Path, library: Path, place: Path, tools: dict[str, str], *, jobs: int | None) -> None:
     build = place / "build"
-    cores = len(os.sched_getaffinity(0))
-    options = (*_OPTIONS, f"-DCMAKE_CXX_COMPILER={compiler}")
-    _run([cmake, "-S", str(source), "-B", str(build), *options], place)
-    _run([cmake, "--build", str(build), "--target", "llama", "--parallel", str(jobs or cores)], place)
-    library = place / NATIVE_FILE
-    archives = [str(build / one) for one in _ARCHIVES]
-    whole = ["-Wl,--whole-archive", *archives, "-Wl,--no-whole-archive"]
-    # `now`: what is missing is said here, and not in the middle of a request.
-    end = ["-fopenmp", "-pthread", "-ldl", "-lm", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,--strip-debug"]
-    _run([compiler, "-shared", "-o", str(library), *whole, *end], place)
-    return library
+    at_once = jobs or max(1, min(len(os.sched_getaffinity(0)), available_bytes() // _COMPILER_BYTES))
+    compilers = (f"-DCMAKE_C_COMPILER={tools['gcc']}", f"-DCMAKE_CXX_COMPILER={tools['g++']}")
+    _run([tools["cmake"], "-S", str(source), "-B", str(build), *_OPTIONS, *compilers], place)
+    _run([tools["cmake"], "--build", str(build), "--target", "llama", "--parallel", str(at_once)], place)
+    whole = ["-Wl,--whole-archive", *(str(build / one) for one in _ARCHIVES), "-Wl,--no-whole-archive"]
+    _run([tools["g++"], "-shared", "-o", str(library), *whole, *_LINKED], place)
 
 
-def _run(command: Sequence[str], place: Path) -> str:
+def _describe(library: Path, place: Path, compiler: str) -> Manifest:
+    with library.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    # What the compiler knows of the processor, which may be less than the processor has.
+    macros = _run([compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull], place)
+    return Manifest(
+        recipe=RECIPE,
+        package_version=definitions.PACKAGE_VERSION,
+        library=f"libheadrace-llama-{sha256[:16]}.so",
+        library_sha256=sha256,
+        instructions=instructions_of(preflight.processor_flags()),
+        has_wide_kernels="__AVX512F__" in macros,
+        multiplies_bf16="__AVX512BF16__" in macros,
+        compiler=_run([compiler, "--version"], place).strip().split("\n", 1)[0],
+    )
+
+
+def _run(command: Sequence[str], place: Path, **variables: str) -> str:
     """What a tool said. Raises `PlatformError` with the end of that if it failed."""
+    environment = {name: value for name, value in os.environ.items() if name not in _OWN_FLAGS}
     done = subprocess.run(  # noqa: S603 -- the commands of this module, none from outside
         command,
         cwd=place,
+        env=environment | variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -173,12 +215,14 @@ def _run(command: Sequence[str], place: Path) -> str:
     return done.stdout
 
 
-def _first_line(text: str) -> str:
-    return text.strip().split("\n", 1)[0]
-
-
-def _replace(directory: Path, made: Path, place: Path) -> None:
-    """Put `made` where `directory` is. Who has the old library open goes on with it."""
-    if directory.exists():
-        directory.rename(place / "old")
-    made.rename(directory)
+def _put(directory: Path, library: Path, manifest: Path) -> None:
+    """Let this library be the one that counts. The one before stays for those who are just starting with it."""
+    before = set(directory.glob("*.so"))
+    latest = max(before, key=lambda path: path.stat().st_mtime, default=None)
+    for path in (library, manifest):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    os.replace(library, directory / library.name)
+    os.replace(manifest, directory / manifest.name)
+    for path in before - {latest, directory / library.name}:
+        path.unlink()

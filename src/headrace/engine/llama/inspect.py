@@ -45,7 +45,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def inspect_model(path: Path, *, sequences: Sequence[int], contexts: Sequence[int]) -> ModelReport:
     """Read a GGUF file. Raises `ModelError` if it is none or no model that headrace runs."""
-    library = open_library()
+    library = open_library("wheel")
     with GgufFile(library, path) as file:
         file.check_complete()
         shape = memory.read_shape(file)

@@ -45,10 +45,10 @@ class Library:
 
 
 @functools.cache
-def open_library(library: EngineLibrary = "wheel") -> Library:
+def open_library(library: EngineLibrary) -> Library:
     """The library that a setting asks for, opened at the first call (0.2 s, most of it hashing).
 
-    Once per process, because its log callback is global.
+    Once per process and library, because a library's log callback is global.
     Raises `PlatformError` when the machine or the library is not what headrace was verified with.
     """
     return Library(find_build(library))

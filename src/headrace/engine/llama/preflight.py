@@ -111,11 +111,16 @@ def find_library() -> Path:
     return Path(spec.origin).with_name(definitions.LIBRARY_FILE)
 
 
-def check_machine(system: str, machine: str) -> Path:
-    """All checks in turn, the cheap ones first; the library's path when every one passes."""
+def check_base(system: str, machine: str) -> None:
+    """What any library of ours needs of a machine."""
     check_platform(system, machine)
     check_processor(_PROCESSOR_FILE.read_text())
     check_openmp()
+
+
+def check_machine(system: str, machine: str) -> Path:
+    """All checks in turn, the cheap ones first; the library's path when every one passes."""
+    check_base(system, machine)
     check_version(_installed_version())
     library = find_library()
     check_digest(library, definitions.LIBRARY_SHA256[system, machine])
