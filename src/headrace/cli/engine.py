@@ -35,7 +35,9 @@ def build(source: Path | None, jobs: int | None) -> None:
         raise click.ClickException(str(error)) from None
     except OSError as error:
         where = native_directory()
-        raise click.ClickException(f"{where} cannot be written: {error}. Build as the user who installed headrace.") from None
+        raise click.ClickException(
+            f"{where} cannot be written: {error}. Build as the user who installed headrace."
+        ) from None
     click.echo(
         f"{made.path}\nUse it: headrace serve --library native, or `library: native` of a model's engine."
     )

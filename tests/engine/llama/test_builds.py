@@ -84,7 +84,9 @@ def test_one_of_another_version_is_refused(directory: Path) -> None:
 
 def test_one_that_was_compiled_in_another_way_is_refused(directory: Path) -> None:
     describe(directory, recipe=RECIPE - 1)
-    with pytest.raises(PlatformError, match=rf"recipe {RECIPE - 1}\).*recipe {RECIPE}\).*headrace engine build"):
+    with pytest.raises(
+        PlatformError, match=rf"recipe {RECIPE - 1}\).*recipe {RECIPE}\).*headrace engine build"
+    ):
         find_native(directory)
 
 
@@ -209,7 +211,7 @@ def test_a_library_that_lacks_functions_does_not_take_the_old_ones_place(
         for name, folder in (("ggml", "ggml/src"), ("ggml-cpu", "ggml/src"), ("ggml-base", "ggml/src"))
     )
     package = source(
-        'cmake_minimum_required(VERSION 3.14)\nproject(x CXX)\nfile(WRITE x.cpp "")\n'
+        "cmake_minimum_required(VERSION 3.14)\nproject(x CXX)\n"
         f'file(WRITE ${{CMAKE_CURRENT_SOURCE_DIR}}/x.cpp "")\n{parts}\nadd_library(llama STATIC x.cpp)\n'
         "set_target_properties(llama PROPERTIES ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/src)\n"
         "add_dependencies(llama ggml ggml-cpu ggml-base)\n"

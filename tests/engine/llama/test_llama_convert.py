@@ -90,7 +90,11 @@ def test_weights_are_what_the_library_and_the_setting_ask_for(
     with GgufFile(library, source_model) as source:
         fast = Build(path=tmp_path, name="", sha256="", has_wide_kernels=True, multiplies_bf16=True)
         for build, weights, expected in (
-            (library.build, "auto", definitions.TYPE_BF16 if library.build.multiplies_bf16 else definitions.TYPE_Q8_0),
+            (
+                library.build,
+                "auto",
+                definitions.TYPE_BF16 if library.build.multiplies_bf16 else definitions.TYPE_Q8_0,
+            ),
             (fast, "auto", definitions.TYPE_BF16),
             (fast, "q8_0", definitions.TYPE_Q8_0),
             (library.build, "bf16", definitions.TYPE_BF16),

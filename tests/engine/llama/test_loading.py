@@ -10,7 +10,13 @@ from headrace.engine.loading import load_engine
 from headrace.errors import ModelError
 from tests.engine.llama.chosen import LIBRARY
 
-SMALL = {"max_batch_size": 1, "max_context_tokens": 64, "max_batch_tokens": 64, "threads": 1, "library": LIBRARY}
+SMALL = {
+    "max_batch_size": 1,
+    "max_context_tokens": 64,
+    "max_batch_tokens": 64,
+    "threads": 1,
+    "library": LIBRARY,
+}
 
 
 @pytest.mark.parametrize(("weights", "expected"), [("q8_0", "Q8_0"), ("bf16", "BF16")])

@@ -21,7 +21,9 @@ MANIFEST: Final = "build.json"
 RECIPE: Final = 1
 """Grows when the way a library is compiled changes: one that was compiled in another way has to be made anew."""
 _MAKE_IT: Final = "'headrace engine build' makes one; 'library: wheel' does without."
-_INSTRUCTIONS: Final = re.compile(r"avx|amx|s?sse|fma|f16c|bmi|gfni|v?aes|v?pclmul|movbe|movdir|popcnt|abm|adx|sha_ni")
+_INSTRUCTIONS: Final = re.compile(
+    r"avx|amx|s?sse|fma|f16c|bmi|gfni|v?aes|v?pclmul|movbe|movdir|popcnt|abm|adx|sha_ni"
+)
 """Flags of /proc/cpuinfo that name instructions a compiler may use when it is told to use all there are."""
 
 

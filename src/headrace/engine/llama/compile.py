@@ -50,7 +50,12 @@ _OPTIONS: Final = (
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_TOOLS=OFF",
 )
-_ARCHIVES: Final = ("src/libllama.a", "ggml/src/libggml.a", "ggml/src/libggml-cpu.a", "ggml/src/libggml-base.a")
+_ARCHIVES: Final = (
+    "src/libllama.a",
+    "ggml/src/libggml.a",
+    "ggml/src/libggml-cpu.a",
+    "ggml/src/libggml-base.a",
+)
 _LINKED: Final = ("-fopenmp", "-pthread", "-ldl", "-lm", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,--strip-debug")
 """With what is missing said at once (`defs`, `now`), and not in the middle of a request."""
 _OWN_FLAGS: Final = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS")
@@ -79,7 +84,9 @@ except PlatformError as error:
 """
 
 
-def compile_native(directory: Path, *, source: Path | None = None, jobs: int | None = None, say: Say) -> Build:
+def compile_native(
+    directory: Path, *, source: Path | None = None, jobs: int | None = None, say: Say
+) -> Build:
     """Compile the library and put it into `directory`, in place of what was there.
 
     `source`: the package's source archive; None fetches it with pip. `jobs`: compilers at once; None: one for each core,
@@ -222,7 +229,7 @@ def _put(directory: Path, library: Path, manifest: Path) -> None:
     for path in (library, manifest):
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    os.replace(library, directory / library.name)
-    os.replace(manifest, directory / manifest.name)
+    library.replace(directory / library.name)
+    manifest.replace(directory / manifest.name)
     for path in before - {latest, directory / library.name}:
         path.unlink()
