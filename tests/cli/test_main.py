@@ -94,5 +94,5 @@ def test_engine_build_says_what_is_wrong_with_a_source(
     monkeypatch.setattr("headrace.engine.llama.builds.native_directory", lambda: tmp_path)
     done = CliRunner().invoke(main, ["engine", "build", "--source", __file__])
     assert done.exit_code == 1
-    assert "not the verified build" in done.output
+    assert "is not the source package" in done.output
     assert "Traceback" not in done.output

@@ -70,6 +70,24 @@ def test_running_requests_end_with_an_error_and_a_row_each_and_the_worker_comes_
     assert served.workers()[0]["restarts"] == 1
 
 
+def test_a_worker_that_cannot_start_again_is_down_and_back_when_that_is_put_right(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    engine = {"max_context_tokens": 512, "stub": {}, "chat_template": str(template)}
+    with platform(tmp_path / "data", models=[{"id": "m", "engine": engine}]) as served:
+        pid = worker_pid(served)
+        assert pid
+        template.rename(tmp_path / "away")
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: served.workers()[0]["status"] == "down", what="it says that it cannot start")
+        assert "template.jinja" in served.workers()[0]["last_error"]
+        reply = served.chat("water")
+        assert (reply.status, reply.error["code"]) == (503, "no_healthy_worker")
+        (tmp_path / "away").rename(template)
+        until(lambda: worker_pid(served), what="it is tried again", seconds=30)
+        assert served.chat("water").status == 200
+
+
 def test_a_hung_engine_is_killed_and_its_requests_are_settled(tmp_path: Path) -> None:
     stuck = {"prefill_us_per_token": 20_000}
     model = {"id": "stuck", "engine": {"max_batch_size": 2, "max_context_tokens": 512, "stub": stuck}}

@@ -1,5 +1,7 @@
 """`headrace engine`: the library that computes."""
 
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ def engine() -> None:
 @click.option(
     "--source",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="The package's source archive.  [default: fetched with pip]",
+    help="The package's source archive (xllamacpp, .tar.gz).  [default: fetched with pip]",
 )
 @click.option("--jobs", type=click.IntRange(1, 1024), help="Compilers at once.  [default: one for each core]")
 def build(source: Path | None, jobs: int | None) -> None:
@@ -27,6 +29,8 @@ def build(source: Path | None, jobs: int | None) -> None:
     from headrace.engine.llama.compile import compile_native
     from headrace.errors import SetupError
 
+    # So that it, too, leaves nothing lying about.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         made = compile_native(
             native_directory(), source=source, jobs=jobs, say=lambda line: click.echo(line, err=True)
@@ -34,10 +38,8 @@ def build(source: Path | None, jobs: int | None) -> None:
     except SetupError as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
-        where = native_directory()
-        raise click.ClickException(
-            f"{where} cannot be written: {error}. Build as the user who installed headrace."
-        ) from None
+        advice = " Build as the user who installed headrace." if isinstance(error, PermissionError) else ""
+        raise click.ClickException(f"{native_directory()} cannot be written: {error}.{advice}") from None
     click.echo(
         f"{made.path}\nUse it: headrace serve --library native, or `library: native` of a model's engine."
     )

@@ -23,6 +23,9 @@ from headrace.worker.progress import read_records
 
 RESTART_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Pauses before the first, second, … restart in a row."""
+DOWN_SECONDS = 10.0
+"""A worker that was ready once, and then says that it cannot start like this, is tried again after so long: somebody may
+have put right what it lacked."""
 START_ATTEMPTS_MAX = 3
 """A worker that has never been ready is given up after so many tries."""
 STABLE_SECONDS = 60.0
@@ -88,7 +91,7 @@ class Worker:
         self._core.expect_replica(model.id, self._replica_id(1))
 
     async def run(self) -> None:
-        """Run one process after the other until stopped, or until one says that no other can work."""
+        """Run one process after the other until stopped, or until the first one says that none can work."""
         while not self._is_stopping:
             began_us = self._clock.monotonic_us()
             is_final = await self._live()
@@ -98,10 +101,13 @@ class Worker:
             self._failures = 1 if lived_s > STABLE_SECONDS else self._failures + 1
             if not self.started.done() and self._failures >= START_ATTEMPTS_MAX:
                 self.started.set_exception(SetupError(f"worker {self.worker_id}: {self._last_error}"))
-                is_final = True
+            if self.started.done() and (self.started.cancelled() or self.started.exception() is not None):
+                break
             if is_final:
                 self._status = "down"
-                return
+                _log.error("worker_down", worker=self.worker_id, pause_s=DOWN_SECONDS, error=self._last_error)
+                await asyncio.sleep(DOWN_SECONDS)
+                continue
             self._status = "starting"
             pause_s = RESTART_SECONDS[min(self._failures - 1, len(RESTART_SECONDS) - 1)]
             _log.warning("worker_restarts", worker=self.worker_id, pause_s=pause_s, error=self._last_error)

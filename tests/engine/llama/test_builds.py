@@ -55,7 +55,7 @@ def describe(directory: Path, **changes: Any) -> None:
         "package_version": definitions.PACKAGE_VERSION,
         "library": FILE,
         "library_sha256": hashlib.sha256((directory / FILE).read_bytes()).hexdigest(),
-        "instructions": ["avx2", "fma"],
+        "instructions": list(definitions.PROCESSOR_FLAGS),
         "has_wide_kernels": False,
         "multiplies_bf16": False,
         "compiler": "g++ 12",
@@ -94,31 +94,44 @@ def test_one_that_was_compiled_in_another_way_is_refused(directory: Path) -> Non
 
 
 def test_no_file_outside_of_the_directory_is_loaded(directory: Path) -> None:
-    (directory / FILE).rename(directory.parent / FILE)
-    (directory / FILE).write_bytes(b"")
+    shutil.copy(directory / FILE, directory.parent / FILE)
     describe(directory, library=f"../{FILE}")
-    (directory / FILE).unlink()
-    with pytest.raises(PlatformError, match="cannot be read"):
+    with pytest.raises(PlatformError, match="is not what was written"):
         find_native(directory)
 
 
 def test_one_for_a_processor_that_has_more_is_refused_before_it_is_loaded(directory: Path) -> None:
-    describe(directory, instructions=["avx2", "avx1024f", "amx_fp64"])
+    describe(directory, instructions=["avx2", "fma", "bmi2", "avx1024f", "amx_fp64"])
     with pytest.raises(PlatformError, match=r"also has AMX_FP64, AVX1024F"):
+        find_native(directory)
+
+
+def test_a_manifest_without_a_processor_is_refused(directory: Path) -> None:
+    describe(directory, instructions=["avx2"])
+    with pytest.raises(PlatformError, match="no processor is named"):
+        find_native(directory)
+
+
+def test_a_manifest_that_may_not_be_read_says_so_and_does_not_advise_to_build(directory: Path) -> None:
+    (directory / MANIFEST).unlink()
+    (directory / MANIFEST).mkdir()
+    with pytest.raises(PlatformError, match=r"cannot be read: Is a directory\.$"):
         find_native(directory)
 
 
 def test_a_changed_library_is_refused(directory: Path) -> None:
     with (directory / FILE).open("ab") as file:
         file.write(b"!")
-    with pytest.raises(PlatformError, match=r"not the verified build: SHA-256.*headrace engine build"):
+    with pytest.raises(
+        PlatformError, match=r"was changed since it was compiled: SHA-256.*headrace engine build"
+    ):
         find_native(directory)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"package_version": 7}', b'{"unknown": true}'])
 def test_a_manifest_that_is_none_is_refused(directory: Path, text: bytes) -> None:
     (directory / MANIFEST).write_bytes(text)
-    with pytest.raises(PlatformError, match=r"build\.json cannot be read"):
+    with pytest.raises(PlatformError, match=r"build\.json is not what was written.*headrace engine build"):
         find_native(directory)
 
 
@@ -153,7 +166,7 @@ def test_another_source_is_not_unpacked(tmp_path: Path) -> None:
     source = tmp_path / "source.tar.gz"
     with tarfile.open(source, "w:gz"):
         pass
-    with pytest.raises(PlatformError, match="not the verified build: SHA-256"):
+    with pytest.raises(PlatformError, match=rf"is not the source package {compiling.ARCHIVE}: SHA-256"):
         compile_native(tmp_path / "engine", source=source, say=nothing)
     assert [path.name for path in (tmp_path / "engine").iterdir()] == [".lock"]
 

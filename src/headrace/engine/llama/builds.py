@@ -9,7 +9,7 @@ import platform
 import re
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -18,7 +18,7 @@ from headrace.engine.llama import definitions, preflight
 from headrace.errors import PlatformError
 
 MANIFEST: Final = "build.json"
-RECIPE: Final = 1
+RECIPE: Final = 2
 """Grows when the way a library is compiled changes: one that was compiled in another way has to be made anew."""
 _MAKE_IT: Final = "'headrace engine build' makes one; 'library: wheel' does without."
 _INSTRUCTIONS: Final = re.compile(
@@ -46,7 +46,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     recipe: int
     package_version: str
     """Of the source."""
-    library: str
+    library: Annotated[str, msgspec.Meta(pattern=r"^libheadrace-llama-[0-9a-f]{1,64}\.so$")]
     """Name of the file."""
     library_sha256: str
     instructions: list[str]
@@ -78,20 +78,29 @@ def find_native(directory: Path) -> Build:
             f"{manifest.recipe}); headrace was verified with exactly {definitions.PACKAGE_VERSION} (recipe {RECIPE}). "
             f"{_MAKE_IT}"
         )
-    missing = sorted(frozenset(manifest.instructions) - preflight.processor_flags())
+    instructions = frozenset(manifest.instructions)
+    if not instructions >= set(definitions.PROCESSOR_FLAGS):
+        raise PlatformError(
+            f"{directory / MANIFEST} is not what was written: no processor is named. {_MAKE_IT}"
+        )
+    missing = sorted(instructions - preflight.processor_flags())
     if missing:
         raise PlatformError(
             f"The library in {directory} was compiled on a processor that also has {', '.join(missing).upper()}; this one "
             f"would stop at the first such instruction. {_MAKE_IT}"
         )
-    path = directory / Path(manifest.library).name
+    path = directory / manifest.library
     try:
-        preflight.check_digest(path, manifest.library_sha256)
+        found = preflight.digest(path)
     except PlatformError as error:
         raise PlatformError(f"{error} {_MAKE_IT}") from error
+    if found != manifest.library_sha256:
+        raise PlatformError(
+            f"The library {path} was changed since it was compiled: SHA-256 {found}. {_MAKE_IT}"
+        )
     return Build(
         path=path,
-        name=f"{definitions.BACKEND_NAME}, compiled here",
+        name=f"{definitions.BACKEND_NAME}, compiled here as {found[:16]}",
         sha256=manifest.library_sha256,
         has_wide_kernels=manifest.has_wide_kernels,
         multiplies_bf16=manifest.multiplies_bf16,
@@ -107,8 +116,10 @@ def read_manifest(directory: Path) -> Manifest | None:
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
-        raise PlatformError(f"{path} cannot be read: {error}. {_MAKE_IT}") from error
+    except OSError as error:
+        raise PlatformError(f"{path} cannot be read: {error.strerror}.") from error
+    except msgspec.DecodeError as error:
+        raise PlatformError(f"{path} is not what was written: {error}. {_MAKE_IT}") from error
 
 
 def instructions_of(flags: frozenset[str]) -> list[str]:

@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -58,8 +59,10 @@ _ARCHIVES: Final = (
 )
 _LINKED: Final = ("-fopenmp", "-pthread", "-ldl", "-lm", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,--strip-debug")
 """With what is missing said at once (`defs`, `now`), and not in the middle of a request."""
-_OWN_FLAGS: Final = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS")
-"""Variables that would change what is compiled, or for which processor."""
+_KEPT_VARIABLES: Final = re.compile(
+    r"PATH|HOME|USER|LANG|LC_.*|TMPDIR|LD_LIBRARY_PATH|PIP_.*|(?i:.*_proxy)|SSL_CERT_.*"
+)
+"""What the tools get of the environment: nothing that would change what is compiled, or for which processor."""
 _BUILD_TOOLS: Final = """\
 setuptools==84.2.1
 cython==3.3.1
@@ -94,12 +97,15 @@ def compile_native(
     written; then nothing has been replaced.
     """
     preflight.check_base(sys.platform, platform.machine())
-    tools = {name: _tool(name) for name in ("cmake", "gcc", "g++")}
+    tools = {name: _tool(name) for name in ("cmake", "make", "gcc", "g++")}
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     with _alone(directory), tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=directory) as scratch:
         place = Path(scratch)
         archive = source if source is not None else _fetch(place, say)
-        preflight.check_digest(archive, definitions.SOURCE_SHA256)
+        if (found := preflight.digest(archive)) != definitions.SOURCE_SHA256:
+            raise PlatformError(
+                f"{archive} is not the source package {ARCHIVE}: SHA-256 {found}, not {definitions.SOURCE_SHA256}."
+            )
         say(f"compiling for this processor with {tools['g++']}; this takes minutes")
         made = place / "made"
         made.mkdir()
@@ -177,8 +183,16 @@ def _unpack(archive: Path, place: Path) -> Path:
 def _compile(source: Path, library: Path, place: Path, tools: dict[str, str], *, jobs: int | None) -> None:
     build = place / "build"
     at_once = jobs or max(1, min(len(os.sched_getaffinity(0)), available_bytes() // _COMPILER_BYTES))
-    compilers = (f"-DCMAKE_C_COMPILER={tools['gcc']}", f"-DCMAKE_CXX_COMPILER={tools['g++']}")
-    _run([tools["cmake"], "-S", str(source), "-B", str(build), *_OPTIONS, *compilers], place)
+    # Without the paths of this place in it, the same compiler makes the same library again.
+    no_paths = f"-ffile-prefix-map={place}=."
+    chosen = (
+        f"-DCMAKE_C_COMPILER={tools['gcc']}",
+        f"-DCMAKE_CXX_COMPILER={tools['g++']}",
+        f"-DCMAKE_C_FLAGS={no_paths}",
+        f"-DCMAKE_CXX_FLAGS={no_paths}",
+    )
+    generator = ("-G", "Unix Makefiles")
+    _run([tools["cmake"], *generator, "-S", str(source), "-B", str(build), *_OPTIONS, *chosen], place)
     _run([tools["cmake"], "--build", str(build), "--target", "llama", "--parallel", str(at_once)], place)
     whole = ["-Wl,--whole-archive", *(str(build / one) for one in _ARCHIVES), "-Wl,--no-whole-archive"]
     _run([tools["g++"], "-shared", "-o", str(library), *whole, *_LINKED], place)
@@ -203,7 +217,7 @@ def _describe(library: Path, place: Path, compiler: str) -> Manifest:
 
 def _run(command: Sequence[str], place: Path, **variables: str) -> str:
     """What a tool said. Raises `PlatformError` with the end of that if it failed."""
-    environment = {name: value for name, value in os.environ.items() if name not in _OWN_FLAGS}
+    environment = {name: value for name, value in os.environ.items() if _KEPT_VARIABLES.fullmatch(name)}
     done = subprocess.run(  # noqa: S603 -- the commands of this module, none from outside
         command,
         cwd=place,
