@@ -103,8 +103,32 @@ def _explained(text: str, *, file: Path | None, came_from: Mapping[str, str]) ->
     message = re.sub(
         r" matching regex '.*'", " of the form that docs/reference/settings.md describes", message
     )
+    if message.startswith("Invalid enum value"):
+        message += f"; allowed are {', '.join(map(repr, _allowed(place)))}"
     origin = came_from.get(place) or (str(file) if file else "")
     return ": ".join(part for part in (origin, place, message) if part)
+
+
+def _allowed(place: str) -> list[Any]:
+    """The values of which the setting at `place` (`models[0].engine.library`) must be one."""
+    kinds = [msgspec.inspect.type_info(Settings)]
+    for step in re.findall(r"\[|[^.\[\]]+(?=[.\[]|$)", place):
+        below: list[msgspec.inspect.Type] = []
+        for kind in kinds:
+            if isinstance(kind, msgspec.inspect.StructType):
+                below += [field.type for field in kind.fields if field.encode_name == step]
+            elif isinstance(kind, msgspec.inspect.DictType):
+                below.append(kind.value_type)
+            elif isinstance(kind, msgspec.inspect.ListType):
+                below.append(kind.item_type)
+        kinds = [one for kind in below for one in _alternatives(kind)]
+    return [value for kind in kinds if isinstance(kind, msgspec.inspect.LiteralType) for value in kind.values]
+
+
+def _alternatives(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return _alternatives(kind.type)
+    return list(kind.types) if isinstance(kind, msgspec.inspect.UnionType) else [kind]
 
 
 def _check(settings: Settings) -> None:
