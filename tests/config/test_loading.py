@@ -41,7 +41,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
         ("models: [{id: a, path: x, degrade_to: b}]", "no model 'b'"),
         ("models: [{id: a, path: x, engine: {library: nativ}}]", "'nativ'; allowed are 'native', 'wheel'"),
         ("log: {level: loud}", "'loud'; allowed are 'debug', 'error', 'info', 'warning'"),
-        ("models: [{id: a, path: x, scheduling: {scheduler_policy: no}}]", "'priority', 'shortest-remaining'"),
+        ("models: [{id: a, path: x, scheduling: {scheduler_policy: lottery}}]", "'priority', 'shortest-remaining'"),
         ("models: [{id: a, path: x, degrade_to: b}, {id: b, path: x, degrade_to: a}]", "a to b to a"),
         ("models: [{id: a, upstream: 'http://h/v1', scheduling: {preemption: true}}]", "scheduling.preemption"),
         ("models: [{id: a, path: x, engine: {batching: static}, scheduling: {preemption: true}}]", "preemption"),
