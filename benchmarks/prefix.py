@@ -27,7 +27,7 @@ from benchmarks.servers import Running, headrace, llama_server, vllm_server
 from benchmarks.weights import DTYPES, add_library, converted_builtin, faster_dtype, for_vllm
 
 SLOTS, CONTEXT, BATCH = 32, 2048, 512
-LONG_WORDS, QUESTION_WORDS = 1080, 30
+LONG_WORDS, QUESTION_WORDS = 1470, 30
 """About 1 500 and 50 tokens."""
 SHARED_WORDS, OWN_WORDS = 215, 66
 """About 300 and 100 tokens."""
