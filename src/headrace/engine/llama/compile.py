@@ -11,7 +11,6 @@ whoever starts meanwhile finds either, and a build that is stopped anywhere leav
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import platform
 import re
@@ -199,8 +198,7 @@ def _compile(source: Path, library: Path, place: Path, tools: dict[str, str], *,
 
 
 def _describe(library: Path, place: Path, compiler: str) -> Manifest:
-    with library.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    sha256 = preflight.digest(library)
     # What the compiler knows of the processor, which may be less than the processor has.
     macros = _run([compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull], place)
     return Manifest(
