@@ -25,6 +25,7 @@ from headrace.engine.llama.builds import (
     find_build,
     find_native,
     instructions_of,
+    kernels_digest,
 )
 from headrace.engine.llama.compile import compile_native
 from headrace.engine.llama.kernels import NARROW, WIDE, WIDE_BF16, kernels_of
@@ -56,6 +57,7 @@ def describe(directory: Path, **changes: Any) -> None:
         "library": FILE,
         "library_sha256": hashlib.sha256((directory / FILE).read_bytes()).hexdigest(),
         "instructions": list(definitions.PROCESSOR_FLAGS),
+        "kernels_sha256": kernels_digest(),
         "has_wide_kernels": False,
         "multiplies_bf16": False,
         "compiler": "g++ 12",
@@ -89,6 +91,14 @@ def test_one_that_was_compiled_in_another_way_is_refused(directory: Path) -> Non
     describe(directory, recipe=RECIPE - 1)
     with pytest.raises(
         PlatformError, match=rf"recipe {RECIPE - 1}\).*recipe {RECIPE}\).*headrace engine build"
+    ):
+        find_native(directory)
+
+
+def test_one_with_other_kernels_of_ours_is_refused(directory: Path) -> None:
+    describe(directory, kernels_sha256="0" * 64)
+    with pytest.raises(
+        PlatformError, match=r"compiled with other kernels of headrace.*headrace engine build"
     ):
         find_native(directory)
 
@@ -218,7 +228,7 @@ def test_what_the_compiler_says_is_shown_and_the_old_library_stays(
     shutil.which("cmake") is None or shutil.which("g++") is None, reason="needs cmake and g++"
 )
 def test_a_library_that_lacks_functions_does_not_take_the_old_ones_place(
-    directory: Path, source: Callable[[str], Path]
+    directory: Path, source: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = find_native(directory)
     parts = "\n".join(
@@ -232,6 +242,9 @@ def test_a_library_that_lacks_functions_does_not_take_the_old_ones_place(
         "set_target_properties(llama PROPERTIES ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/src)\n"
         "add_dependencies(llama ggml ggml-cpu ggml-base)\n"
     )
+    # Ours cannot be compiled without the rest of that source.
+    monkeypatch.setattr(compiling, "KERNELS", tmp_path / "no-kernels")
+    compiling.KERNELS.mkdir()
     with pytest.raises(PlatformError, match="lacks functions headrace calls") as caught:
         compile_native(directory, source=package, say=nothing)
     assert "Traceback" not in str(caught.value)

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from headrace.caching.slots import CacheOrder, Mode
 from headrace.clock import SystemClock
 from headrace.engine.llama import LlamaEngine
+from headrace.engine.llama.library import Library
 from headrace.request.sampling import Sampling
 from headrace.scheduling.steps import StepLimits
 from headrace.worker.loop import EngineLoop
@@ -101,7 +102,9 @@ def state_after_preemption(
     return state
 
 
-def test_what_is_computed_again_is_the_same_to_the_last_bit(engine: LlamaEngine, tmp_path: Path) -> None:
+def test_what_is_computed_again_is_the_same_to_the_last_bit(
+    engine: LlamaEngine, library: Library, tmp_path: Path
+) -> None:
     prompt = engine.vocabulary.tokenize(
         "The river turns the mill. " * 16, is_special_parsed=False, is_start=True
     )
@@ -111,6 +114,6 @@ def test_what_is_computed_again_is_the_same_to_the_last_bit(engine: LlamaEngine,
     (tmp_path / "progress").unlink()
     plain = Bench(engine, tmp_path, chunk=None)
     reference = state_after_preemption(engine, plain, prompt, stops=())
-    assert state_after_preemption(engine, plain, prompt, stops=(2, 15, 16)) != reference, (
-        "read in as a prompt they differ: so this test can fail"
-    )
+    again = state_after_preemption(engine, plain, prompt, stops=(2, 15, 16))
+    # Attention of ours gives a row the same bits in any company. llama.cpp's does not: so this test can fail.
+    assert (again == reference) is library.build.has_wide_kernels

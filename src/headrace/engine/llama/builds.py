@@ -5,6 +5,7 @@ The wheel's runs on any x86-64 processor with AVX2, and therefore uses nothing n
 last bits, as between any two kernels, so which one is used is a setting and never chosen by what happens to be there.
 """
 
+import hashlib
 import platform
 import re
 import sys
@@ -18,8 +19,10 @@ from headrace.engine.llama import definitions, preflight
 from headrace.errors import PlatformError
 
 MANIFEST: Final = "build.json"
-RECIPE: Final = 2
+RECIPE: Final = 3
 """Grows when the way a library is compiled changes: one that was compiled in another way has to be made anew."""
+KERNELS: Final = Path(__file__).with_name("native")
+"""Sources of ours that are linked in front of llama.cpp's own. Whoever changes them has to compile anew."""
 _MAKE_IT: Final = "'headrace engine build' makes one; 'library: wheel' does without."
 _INSTRUCTIONS: Final = re.compile(
     r"avx|amx|s?sse|fma|f16c|bmi|gfni|v?aes|v?pclmul|movbe|movdir|popcnt|abm|adx|sha_ni"
@@ -35,9 +38,9 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     """Of the library and where it comes from, for people."""
     sha256: str
     has_wide_kernels: bool
-    """Whether its matrix kernels use 512-bit vectors."""
+    """Whether its matrix kernels use 512-bit vectors, and attention is computed by the one of ours (`native/attention.cpp`)."""
     multiplies_bf16: bool
-    """Whether it multiplies 16-bit brain floats without widening them first."""
+    """Whether it multiplies 16-bit brain floats as they are (`native/matmul.cpp`), without widening them first."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,6 +52,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     library: Annotated[str, msgspec.Meta(pattern=r"^libheadrace-llama-[0-9a-f]{1,64}\.so$")]
     """Name of the file."""
     library_sha256: str
+    kernels_sha256: str
+    """Of the sources of ours, see `kernels_digest`."""
     instructions: list[str]
     """All that the processor had on which it was compiled, as /proc/cpuinfo spells them."""
     has_wide_kernels: bool
@@ -72,6 +77,10 @@ def find_native(directory: Path) -> Build:
     manifest = read_manifest(directory)
     if manifest is None:
         raise PlatformError(f"There is no library compiled for this machine in {directory}. {_MAKE_IT}")
+    if manifest.kernels_sha256 != kernels_digest():
+        raise PlatformError(
+            f"The library in {directory} was compiled with other kernels of headrace. {_MAKE_IT}"
+        )
     if (manifest.package_version, manifest.recipe) != (definitions.PACKAGE_VERSION, RECIPE):
         raise PlatformError(
             f"The library in {directory} was compiled from {definitions.PACKAGE} {manifest.package_version} (recipe "
@@ -120,6 +129,15 @@ def read_manifest(directory: Path) -> Manifest | None:
         raise PlatformError(f"{path} cannot be read: {error.strerror}.") from error
     except msgspec.DecodeError as error:
         raise PlatformError(f"{path} is not what was written: {error}. {_MAKE_IT}") from error
+
+
+def kernels_digest() -> str:
+    """SHA-256 of the sources in `KERNELS`: their names and what they say."""
+    digest = hashlib.sha256()
+    for path in sorted(KERNELS.iterdir()):
+        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def instructions_of(flags: frozenset[str]) -> list[str]:

@@ -1,6 +1,10 @@
 """Compiles the llama.cpp of the pinned package for the processor at hand; about a minute and a half on two cores.
 
-    source package (pinned by version and SHA-256) ──▶ static archives ──▶ one shared library ──▶ checked ──▶ in place
+    source package (pinned by version and SHA-256) ──▶ static archives ─┐
+    kernels of ours (`native/`) ─────────────────────▶ objects ─────────┴▶ one shared library ──▶ checked ──▶ in place
+
+The kernels stand in front of functions of llama.cpp: the linker gives them the calls (`--wrap`), and they hand on what is not
+theirs. Nothing of its source is changed.
 
 The package is the one whose wheel headrace embeds, so declarations and layouts are the same; they are checked against the
 result all the same, in a process of its own, before it takes the place of one that was there.
@@ -26,7 +30,16 @@ from typing import Final
 import msgspec
 
 from headrace.engine.llama import definitions, preflight
-from headrace.engine.llama.builds import MANIFEST, RECIPE, Build, Manifest, find_native, instructions_of
+from headrace.engine.llama.builds import (
+    KERNELS,
+    MANIFEST,
+    RECIPE,
+    Build,
+    Manifest,
+    find_native,
+    instructions_of,
+    kernels_digest,
+)
 from headrace.engine.llama.memory import available_bytes
 from headrace.errors import PlatformError
 
@@ -56,6 +69,8 @@ _ARCHIVES: Final = (
     "ggml/src/libggml-cpu.a",
     "ggml/src/libggml-base.a",
 )
+_WRAPPED: Final = ("llamafile_sgemm", "ggml_compute_forward_flash_attn_ext")
+_KERNEL_OPTIONS: Final = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-DNDEBUG")
 _LINKED: Final = ("-fopenmp", "-pthread", "-ldl", "-lm", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,--strip-debug")
 """With what is missing said at once (`defs`, `now`), and not in the middle of a request."""
 _KEPT_VARIABLES: Final = re.compile(
@@ -193,22 +208,38 @@ def _compile(source: Path, library: Path, place: Path, tools: dict[str, str], *,
     generator = ("-G", "Unix Makefiles")
     _run([tools["cmake"], *generator, "-S", str(source), "-B", str(build), *_OPTIONS, *chosen], place)
     _run([tools["cmake"], "--build", str(build), "--target", "llama", "--parallel", str(at_once)], place)
+    kernels = _compile_kernels(source, place, tools["g++"], no_paths)
     whole = ["-Wl,--whole-archive", *(str(build / one) for one in _ARCHIVES), "-Wl,--no-whole-archive"]
-    _run([tools["g++"], "-shared", "-o", str(library), *whole, *_LINKED], place)
+    wrapped = [f"-Wl,--wrap={name}" for name in _WRAPPED]
+    _run([tools["g++"], "-shared", "-o", str(library), *kernels, *whole, *wrapped, *_LINKED], place)
+
+
+def _compile_kernels(source: Path, place: Path, compiler: str, no_paths: str) -> list[str]:
+    """The objects of our kernels."""
+    copied = shutil.copytree(KERNELS, place / "kernels")
+    ggml = source / "ggml"
+    included = [f"-I{one}" for one in (ggml / "include", ggml / "src", ggml / "src" / "ggml-cpu")]
+    objects = []
+    for one in sorted(copied.glob("*.cpp")):
+        objects.append(str(one.with_suffix(".o")))
+        _run([compiler, *_KERNEL_OPTIONS, no_paths, *included, "-c", str(one), "-o", objects[-1]], place)
+    return objects
 
 
 def _describe(library: Path, place: Path, compiler: str) -> Manifest:
     sha256 = preflight.digest(library)
     # What the compiler knows of the processor, which may be less than the processor has.
-    macros = _run([compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull], place)
+    macros = set(_run([compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull], place).split())
+    is_wide = macros >= {"__AVX512F__", "__AVX512BW__", "__AVX512DQ__", "__F16C__"}
     return Manifest(
         recipe=RECIPE,
         package_version=definitions.PACKAGE_VERSION,
         library=f"libheadrace-llama-{sha256[:16]}.so",
         library_sha256=sha256,
         instructions=instructions_of(preflight.processor_flags()),
-        has_wide_kernels="__AVX512F__" in macros,
-        multiplies_bf16="__AVX512BF16__" in macros,
+        kernels_sha256=kernels_digest(),
+        has_wide_kernels=is_wide,
+        multiplies_bf16=is_wide and "__AVX512BF16__" in macros,
         compiler=_run([compiler, "--version"], place).strip().split("\n", 1)[0],
     )
 

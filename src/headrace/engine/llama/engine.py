@@ -260,10 +260,10 @@ def group_spans(
 
 
 def _tiles(model: LlamaModel, kernels: Kernels, settings: LlamaSettings) -> Tiles | None:
-    """Without flash attention there are no tiles; and of a pool no cell is taken that nobody has counted."""
-    if not settings.flash_attention or settings.kv_layout == "unified":
+    """Of a pool no cell is taken that nobody has counted, so nothing is filled up there."""
+    if kernels.tiles is None or not settings.flash_attention or settings.kv_layout == "unified":
         return None
-    return tiles_of(model.shape, kernels, parameters=model.parameters)
+    return tiles_of(model.shape, kernels.tiles, parameters=model.parameters)
 
 
 def _describe(
@@ -278,8 +278,12 @@ def _describe(
         context_tokens=settings.context_tokens,
         sequences=settings.sequences,
         batch_tokens=settings.batch_capacity,
-        portion_grain=TILE_ROWS if settings.flash_attention else PLAIN_ROWS,
-        context_cost=context_cost_of(model.shape, kernels, parameters=model.parameters),
+        portion_grain=TILE_ROWS if settings.flash_attention and kernels.tiles else PLAIN_ROWS,
+        context_cost=context_cost_of(
+            model.shape,
+            kernels.attention_speed if settings.flash_attention else kernels.plain_speed,
+            parameters=model.parameters,
+        ),
         # The library rounds a pool up: what is there may be used.
         kv_tokens=settings.kv_tokens_max if settings.pool_tokens is None else context.kv_tokens,
         is_kv_unified=settings.pool_tokens is not None,

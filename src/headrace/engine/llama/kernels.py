@@ -12,6 +12,15 @@ from headrace.engine.llama import definitions
 from headrace.engine.llama.builds import Build
 
 
+class TileSpeeds(msgspec.Struct, frozen=True, kw_only=True):
+    """Of llama.cpp's flash attention, which computes 64 and more rows of a sequence in tiles and fewer one by one."""
+
+    row_speed: float
+    """One by one, like `Kernels.attention_speed`."""
+    cost_rows: float
+    """A whole tile takes as long as so many rows one by one."""
+
+
 class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """The speeds of one library with one kind of weights. Speeds of attention are multiplications per second, against
     those of the weights.
@@ -19,26 +28,28 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
 
     single_rows_max: int = 1
     """Up to so many decode steps are faster one by one than together."""
-    row_speed: float
-    """Flash attention row by row."""
-    portion_speed: float
-    """Flash attention in whole tiles, or no flash attention: both are about as fast."""
-    tile_cost_rows: float
-    """The flash attention of a whole tile takes as long as that of so many rows one by one."""
+    attention_speed: float
+    """Flash attention of whole portions."""
+    plain_speed: float
+    """Attention where flash attention is switched off."""
+    tiles: TileSpeeds | None = None
+    """None: rows take as long in any company."""
 
 
-NARROW: Final = Kernels(row_speed=0.18, portion_speed=0.65, tile_cost_rows=17.3)
-"""Vectors of 256 bits."""
-WIDE: Final = Kernels(row_speed=0.19, portion_speed=0.51, tile_cost_rows=24)
-"""Vectors of 512 bits: weights 1.3 times as fast as with `NARROW`."""
-WIDE_BF16: Final = Kernels(row_speed=0.1, portion_speed=0.28, tile_cost_rows=24)
-"""BF16 weights multiplied as they are, 2.5 times as fast as Q8_0 with `NARROW`; attention gains nothing by it."""
+NARROW: Final = Kernels(
+    attention_speed=0.65, plain_speed=0.65, tiles=TileSpeeds(row_speed=0.18, cost_rows=17.3)
+)
+"""Vectors of 256 bits, and llama.cpp's attention."""
+WIDE: Final = Kernels(attention_speed=1.25, plain_speed=0.51)
+"""Vectors of 512 bits: weights 1.3 times as fast as with `NARROW`; and attention of ours."""
+WIDE_BF16: Final = Kernels(attention_speed=0.5, plain_speed=0.3)
+"""BF16 weights multiplied as they are, by a kernel of ours: 3.3 times as fast as Q8_0 with `NARROW`."""
 
 _SINGLE_ROWS_Q8_0: Final = 4
 """The matrix kernel for a few columns of Q8_0 is slower than the vector kernel called as often. In ms per step, together
 against one by one, without 512-bit vectors: 2 rows 28.1 / 14.8, 3 rows 37.3 / 22.8, 4 rows 36.2 / 31.0, 5 rows 45.9 / 39.3,
 6 rows 43.7 / 46.8; with them 24.7 / 13.5, 31.2 / 20.8, 35.4 / 27.4. The logits are the same to the last bit. With several
-threads the matrix kernel wins from 3 rows on. BF16, with 512-bit vectors: 15.0 / 19.3, 18.5 / 28.3, 21.7 / 36.8."""
+threads the matrix kernel wins from 3 rows on. BF16 is faster together from 2 rows on: 4 rows 12 / 36."""
 
 
 def kernels_of(build: Build, file_type: int, *, threads: int) -> Kernels:
