@@ -3,7 +3,7 @@
     python -m benchmarks.engine [--rounds 3] [--threads N] [--concurrency 1,4,16,32] [--library native] [--vllm PYTHON]
 
 headrace and llama.cpp's server load the same converted weights (Q8_0) through the same library (but with `--library
-native`, when headrace takes the one that was compiled here, with the weights it prefers), with the same threads, slots, KV layout (per sequence), batch size and requests: distinct prompts of about 200 tokens, 64 new tokens, greedy,
+native`, when headrace takes the one that was compiled here), with the same threads, slots, KV layout (per sequence), batch size and requests: distinct prompts of about 200 tokens, 64 new tokens, greedy,
 streamed, closed loop. Servers take turns, a fresh start for each round. Prints one JSON object.
 
 `--vllm` names a Python that has vLLM's CPU build (benchmarks/vllm_server.py says how to make one). vLLM gets the same
@@ -96,7 +96,7 @@ def _servers(weights: Path, scratch: Path, number: int, arguments: argparse.Name
         "models": [
             {
                 "id": "bench",
-                "path": str(converted_builtin(scratch, arguments.library)),
+                "path": str(weights),
                 "engine": {
                     "max_batch_size": SEQUENCES,
                     "max_context_tokens": CONTEXT,

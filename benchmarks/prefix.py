@@ -60,12 +60,11 @@ def main() -> None:
 
 def _servers(weights: Path, scratch: Path, arguments: argparse.Namespace) -> Any:
     threads, library = arguments.threads, arguments.library
-    ours = converted_builtin(scratch, library)
 
     def engine(**more: Any) -> dict[str, Any]:
         settings = {"max_batch_size": SLOTS, "max_context_tokens": CONTEXT, "threads": threads, **more}
         settings["library"] = library
-        return {"models": [{"id": "bench", "path": str(ours), "engine": settings}]}
+        return {"models": [{"id": "bench", "path": str(weights), "engine": settings}]}
 
     yield "headrace", headrace(scratch / "a", config=engine())
     yield "headrace, reproducible", headrace(scratch / "b", config=engine(reproducible=True))

@@ -289,13 +289,10 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--mode", choices=("reproducible", "default"), help="only this one")
-    parser.add_argument(
-        "--weights", choices=("q8_0", "bf16"), default="q8_0", help="the server refuses bf16 in this mode"
-    )
     add_library(parser)
     arguments = parser.parse_args()
     kept = Path(tempfile.gettempdir()) / "headrace-weights"
-    weights = Weights(converted_builtin(kept, arguments.library, arguments.weights), arguments.library)
+    weights = Weights(converted_builtin(kept), arguments.library)
     results = {
         mode: compare(weights, arguments.prompts, arguments.tokens, is_reproducible=mode == "reproducible")
         for mode in ("reproducible", "default")

@@ -85,7 +85,6 @@ def main() -> None:
 
 
 def servers(weights: Path, scratch: Path, library: EngineLibrary) -> Any:
-    ours = converted_builtin(scratch, library)
     for name, more in (
         ("headrace", {}),
         (
@@ -100,7 +99,7 @@ def servers(weights: Path, scratch: Path, library: EngineLibrary) -> Any:
             "library": library,
             **more,
         }
-        config = {"models": [{"id": "bench", "path": str(ours), "engine": engine}]}
+        config = {"models": [{"id": "bench", "path": str(weights), "engine": engine}]}
         yield name, headrace(scratch / name, config=config)
     yield (
         "llama.cpp server",

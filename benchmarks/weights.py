@@ -4,17 +4,15 @@ import argparse
 import subprocess
 from pathlib import Path
 
-from headrace.config.settings import EngineLibrary
 from headrace.engine.builtin import builtin_model_path
 from headrace.engine.llama import prepare_model
-from headrace.engine.llama.convert import TargetWeights
 
 DTYPES = ("bfloat16", "float32")
 
 
-def converted_builtin(cache: Path, library: EngineLibrary = "wheel", weights: TargetWeights = "auto") -> Path:
-    """Path of the weights as headrace makes them for a library, made in `cache` if they are not there."""
-    return prepare_model(builtin_model_path(), cache, library=library, weights=weights).path
+def converted_builtin(cache: Path) -> Path:
+    """Path of the weights as headrace makes them, made in `cache` if they are not there."""
+    return prepare_model(builtin_model_path(), cache).path
 
 
 def add_library(parser: argparse.ArgumentParser) -> None:

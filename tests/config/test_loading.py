@@ -71,11 +71,9 @@ def test_the_schema_refuses_what_the_loader_refuses() -> None:
 
 
 def test_reproducible_answers_need_what_they_were_verified_with() -> None:
-    wrong = {"reproducible": True, "weights": "bf16", "threads": 2, "flash_attention": False}
+    wrong = {"reproducible": True, "threads": 2, "flash_attention": False}
     model = {"id": "m", "path": "builtin", "engine": wrong}
-    with pytest.raises(
-        ConfigError, match=r"engine\.flash_attention: true, engine\.weights: q8_0.*, engine\.threads: 1"
-    ):
+    with pytest.raises(ConfigError, match=r"engine\.flash_attention: true, engine\.threads: 1"):
         load_settings(overrides={"models": [model]})
-    right = {"reproducible": True, "weights": "auto", "threads": 1}
+    right = {"reproducible": True, "threads": 1}
     assert load_settings(overrides={"models": [model | {"engine": right}]}).models[0].engine.reproducible

@@ -73,6 +73,5 @@ def _shown(library: Any) -> dict[str, Any]:
         "name": found.name,
         "path": str(found.path),
         "sha256": found.sha256,
-        "wide_kernels": found.has_wide_kernels,
-        "auto_weights": "bf16" if found.multiplies_bf16 else "q8_0",
+        "kernels": sorted(found.kernels),
     }

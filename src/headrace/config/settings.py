@@ -82,10 +82,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     library: EngineLibrary = "wheel"
     """The llama.cpp library that computes: `wheel` came with the installation and runs on any processor with AVX2;
     `native` was compiled by `headrace engine build` for this machine's processor, and is faster where that has AVX-512."""
-    weights: Literal["auto", "q8_0", "bf16"] = "auto"
-    """What quantized weights are rewritten as before they are used, if they are to be. `q8_0`: Q4_1, which batches badly.
-    `bf16`: Q4_0, Q4_1 and Q8_0; it takes twice the memory of Q8_0, and batches twice as fast where the library multiplies it
-    itself. `auto`: Q4_1 as `bf16` there, up to a billion parameters, else as `q8_0`."""
     threads: Annotated[int, msgspec.Meta(ge=1, le=512)] | None = None
     """Compute threads; left out, one less than the processor has cores."""
     kv_layout: Literal["per_sequence", "unified"] = "per_sequence"
@@ -106,7 +102,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     worker. 0 puts nothing aside."""
     reproducible: bool = False
     """Make an answer depend on its request alone, not on what else runs or is cached: prompts are computed in aligned
-    portions of 64 tokens, and only such portions are taken over. Needs Q8_0 weights (`weights: auto` makes them of Q4_1),
+    portions of 64 tokens, and only such portions are taken over. Needs Q8_0 weights (Q4_1 files are rewritten so),
     `kv_layout: per_sequence`, flash attention and one thread: with several, a lone long sequence is computed in another way than one among others."""
     normalize_whitespace: bool = False
     """Prompts that differ only in spaces, tabs and blank lines become the same, so that they share what is kept."""

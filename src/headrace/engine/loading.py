@@ -29,9 +29,7 @@ def load_engine(model_path: str | None, settings: EngineSettings, *, cache: Path
     # Only here: loading the library costs time and memory that other roles do not need.
     from headrace.engine.llama import LlamaEngine, LlamaSettings, prepare_model
 
-    # Reproducible answers were verified with Q8_0: BF16 rows are summed in another order alone than together.
-    weights = "q8_0" if settings.reproducible else settings.weights
-    prepared = prepare_model(Path(model_path), cache, library=settings.library, weights=weights)
+    prepared = prepare_model(Path(model_path), cache, library=settings.library)
     if Path(model_path) == builtin_model_path() and prepared.source_sha256 != SHA256:
         raise ModelError(f"the built-in model {model_path} is damaged; 'make clean install' brings it back")
     engine = LlamaEngine.load(

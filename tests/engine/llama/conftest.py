@@ -23,7 +23,7 @@ def source_model() -> Path:
 @pytest.fixture(scope="session")
 def prepared(source_model: Path, tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
     """The default model converted, in a cache directory of this test run."""
-    return prepare_model(source_model, tmp_path_factory.mktemp("converted"), library=LIBRARY, weights="q8_0")
+    return prepare_model(source_model, tmp_path_factory.mktemp("converted"), library=LIBRARY)
 
 
 @pytest.fixture(scope="session")

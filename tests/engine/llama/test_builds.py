@@ -21,6 +21,7 @@ from headrace.engine.llama.builds import (
     MANIFEST,
     RECIPE,
     Build,
+    Kernel,
     Manifest,
     find_build,
     find_native,
@@ -28,7 +29,7 @@ from headrace.engine.llama.builds import (
     kernels_digest,
 )
 from headrace.engine.llama.compile import compile_native
-from headrace.engine.llama.kernels import NARROW, WIDE, WIDE_BF16, kernels_of
+from headrace.engine.llama.kernels import GGML, WIDE, WIDE_BF16, WIDE_Q8_0, kernels_of
 from headrace.engine.llama.library import Library
 from headrace.errors import PlatformError
 from tests.engine.llama.chosen import LIBRARY
@@ -58,8 +59,7 @@ def describe(directory: Path, **changes: Any) -> None:
         "library_sha256": hashlib.sha256((directory / FILE).read_bytes()).hexdigest(),
         "instructions": list(definitions.PROCESSOR_FLAGS),
         "kernels_sha256": kernels_digest(),
-        "has_wide_kernels": False,
-        "multiplies_bf16": False,
+        "kernels": [],
         "compiler": "g++ 12",
     }
     (directory / MANIFEST).write_bytes(msgspec.json.encode(Manifest(**(facts | changes))))
@@ -152,17 +152,19 @@ def test_only_flags_that_name_instructions_count() -> None:
     assert instructions_of(flags) == ["amx_tile", "avx2", "avx512_bf16", "fma", "sse4_2"]
 
 
-def a_build(*, is_wide: bool = False, is_bf16: bool = False) -> Build:
-    return Build(path=Path("x"), name="x", sha256="", has_wide_kernels=is_wide, multiplies_bf16=is_bf16)
+def a_build(*kernels: Kernel) -> Build:
+    return Build(path=Path("x"), name="x", sha256="", kernels=frozenset(kernels))
 
 
 def test_kernels_follow_the_build_and_the_weights() -> None:
-    best = a_build(is_wide=True, is_bf16=True)
+    best = a_build("attention", "bf16", "q8_0")
     assert kernels_of(best, BF16, threads=1) == WIDE_BF16
-    assert kernels_of(a_build(is_wide=True), BF16, threads=1) == WIDE
-    assert kernels_of(a_build(), BF16, threads=1) == NARROW
-    assert kernels_of(a_build(), Q8_0, threads=2) == NARROW
-    assert kernels_of(best, Q8_0, threads=1) == msgspec.structs.replace(WIDE, single_rows_max=4)
+    assert kernels_of(best, Q8_0, threads=1) == WIDE_Q8_0
+    assert kernels_of(a_build("attention"), BF16, threads=1) == WIDE
+    assert kernels_of(a_build("attention", "bf16"), Q8_0, threads=1).single_rows_max == 4
+    assert kernels_of(a_build(), BF16, threads=1) == GGML
+    assert kernels_of(a_build(), Q8_0, threads=2) == GGML
+    assert kernels_of(a_build(), Q8_0, threads=1) == msgspec.structs.replace(GGML, single_rows_max=4)
 
 
 # --- compiling ------------------------------------------------------------------------------------------

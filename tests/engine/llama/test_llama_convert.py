@@ -6,11 +6,9 @@ import shutil
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from headrace.engine.llama import PreparedModel, convert, definitions, prepare_model
-from headrace.engine.llama.builds import Build
 from headrace.engine.llama.cache import ModelCache
 from headrace.engine.llama.gguf import GgufFile
 from headrace.engine.llama.library import Library
@@ -30,7 +28,7 @@ def test_the_default_model_becomes_the_pinned_file(prepared: PreparedModel) -> N
     assert prepared.was_converted
     assert not prepared.was_reused
     assert prepared.source_sha256 is not None
-    assert prepared.sha256 == definitions.CONVERTED_SHA256["q8_0"]
+    assert prepared.sha256 == definitions.CONVERTED_SHA256
     assert sha256(prepared.path) == prepared.sha256
     assert prepared.source_sha256[:16] in prepared.path.name
     assert "Q8_0" in prepared.path.name
@@ -52,69 +50,6 @@ def test_tensors_are_q8_0_and_the_embedding_is_as_shipped(
                 raw.seek(file.data_offset + tensor.offset)
                 contents.append(raw.read(tensor.size))
         assert contents[0] == contents[1]
-
-
-def test_as_bf16_it_becomes_the_other_pinned_file_without_a_quantized_tensor(
-    source_model: Path, library: Library, tmp_path: Path
-) -> None:
-    made = prepare_model(source_model, tmp_path, weights="bf16")
-    assert made.sha256 == definitions.CONVERTED_SHA256["bf16"]
-    assert "BF16" in made.path.name
-    with GgufFile(library, source_model) as before, GgufFile(library, made.path) as after:
-        after.check_complete()
-        assert {tensor.type for tensor in after.tensors} == {definitions.TYPE_BF16, definitions.TYPE_F32}
-        for name in ("token_embd.weight", "blk.3.ffn_up.weight"):
-            expected, found = (values_of(library, file, name) for file in (before, after))
-            assert np.abs(expected - found).max() <= np.abs(expected).max() * 2.0**-8
-
-
-def values_of(library: Library, file: GgufFile, name: str) -> np.ndarray:
-    """A tensor's first row in single precision."""
-    tensor = next(tensor for tensor in file.tensors if tensor.name == name)
-    count = tensor.shape[0]
-    with file.path.open("rb") as raw:
-        raw.seek(file.data_offset + tensor.offset)
-        packed = raw.read(library.api.ggml_row_size(tensor.type, count))
-    if tensor.type == definitions.TYPE_BF16:
-        return (np.frombuffer(packed, np.uint16).astype(np.uint32) << 16).view(np.float32)
-    values = np.empty(count, np.float32)
-    is_q8_0 = tensor.type == definitions.TYPE_Q8_0
-    widen = library.api.dequantize_row_q8_0 if is_q8_0 else library.api.dequantize_row_q4_1
-    widen(library.ffi.from_buffer(packed), library.ffi.cast("float *", values.ctypes.data), count)
-    return values
-
-
-def test_weights_are_what_the_library_and_the_setting_ask_for(
-    source_model: Path, library: Library, tmp_path: Path
-) -> None:
-    with GgufFile(library, source_model) as source:
-        fast = Build(path=tmp_path, name="", sha256="", has_wide_kernels=True, multiplies_bf16=True)
-        for build, weights, expected in (
-            (
-                library.build,
-                "auto",
-                definitions.TYPE_BF16 if library.build.multiplies_bf16 else definitions.TYPE_Q8_0,
-            ),
-            (fast, "auto", definitions.TYPE_BF16),
-            (fast, "q8_0", definitions.TYPE_Q8_0),
-            (library.build, "bf16", definitions.TYPE_BF16),
-        ):
-            assert convert._target_type(source, build, weights) == expected
-    made = prepare_model(source_model, tmp_path, weights="q8_0")
-    with GgufFile(library, made.path) as other:
-        # What is Q8_0 was made so on purpose; only who asks for it gets it rewritten.
-        assert convert._target_type(other, fast, "auto") is None
-        assert convert._target_type(other, fast, "q8_0") is None
-        assert convert._target_type(other, fast, "bf16") == definitions.TYPE_BF16
-
-
-def test_auto_leaves_large_models_small(
-    source_model: Path, library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(convert, "BF16_PARAMETERS_MAX", 100_000_000)
-    fast = Build(path=source_model, name="", sha256="", has_wide_kernels=True, multiplies_bf16=True)
-    with GgufFile(library, source_model) as source:
-        assert convert._target_type(source, fast, "auto") == definitions.TYPE_Q8_0
 
 
 def test_a_second_start_uses_the_file_that_is_there(prepared: PreparedModel, source_model: Path) -> None:

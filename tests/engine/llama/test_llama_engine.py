@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -272,12 +271,9 @@ def test_a_batch_never_exceeds_what_all_slots_hold(prepared: PreparedModel) -> N
     engine.shutdown()
 
 
-@pytest.mark.parametrize("weights", ["q8_0", "bf16"])
-def test_converted_weights_predict_what_the_shipped_ones_do(
-    source_model: Path, tmp_path: Path, weights: Literal["q8_0", "bf16"]
-) -> None:
+def test_converted_weights_predict_what_the_shipped_ones_do(source_model: Path, tmp_path: Path) -> None:
     """Next-token distributions hardly differ: 0.007 nats on longer texts, where Q4_0 would give 0.34."""
-    made = prepare_model(source_model, tmp_path, library=LIBRARY, weights=weights)
+    made = prepare_model(source_model, tmp_path, library=LIBRARY)
     engine = LlamaEngine.load(
         LlamaSettings(library=LIBRARY, model_path=made.path, sequences=1, context_tokens=256, threads=1)
     )

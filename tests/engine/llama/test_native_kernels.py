@@ -17,7 +17,9 @@ from tests.engine.llama.chosen import LIBRARY
 
 pytestmark = pytest.mark.skipif(LIBRARY != "native", reason="only where one was compiled: make test-native")
 
-F32, F16, BF16 = 0, 1, 30
+F32, F16, Q8_0, BF16 = 0, 1, 8, 30
+BLOCK = 32
+BLOCK_BYTES = 2 + BLOCK
 _DECLARATIONS = """
 struct ggml_init_params { size_t mem_size; void *mem_buffer; bool no_alloc; };
 void *ggml_init(struct ggml_init_params parameters);
@@ -39,7 +41,7 @@ class Ggml:
     """One graph after the other, in memory of its own."""
 
     def __init__(self, build: Build) -> None:
-        self.is_ours = build.has_wide_kernels
+        self.kernels = build.kernels
         self.ffi = FFI()
         self.ffi.cdef(_DECLARATIONS)
         self.api: Any = self.ffi.dlopen(str(build.path))
@@ -51,8 +53,9 @@ class Ggml:
         self.api.ggml_free(self.context)
 
     def tensor(self, kind: int, values: np.ndarray) -> Any:
-        """Of an array whose last axis is ggml's first."""
-        shape = [*reversed(values.shape), *[1] * (4 - values.ndim)]
+        """Of an array whose last axis is ggml's first; of bytes for blocks."""
+        first = values.shape[-1] // BLOCK_BYTES * BLOCK if kind == Q8_0 else values.shape[-1]
+        shape = [first, *reversed(values.shape[:-1]), *[1] * (4 - values.ndim)]
         tensor = self.api.ggml_new_tensor_4d(self.context, kind, *shape)
         self.bytes_of(tensor)[:] = np.ascontiguousarray(values).view(np.uint8).ravel()
         return tensor
@@ -101,6 +104,66 @@ def test_bf16_products_are_those_of_the_numbers(ggml: Ggml, depth: int, results:
         of_weights, of_rows = from_bf16(weights).astype(float), from_bf16(as_bf16(rows)).astype(float)
         largest = np.abs(of_rows) @ np.abs(of_weights).T
         assert (np.abs(found - of_rows @ of_weights.T) <= 1e-6 * largest).all(), num_rows
+
+
+def blocks_of(scales: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Q8_0 as it lies in memory: of each block its scale and its numbers."""
+    rows, count = scales.shape
+    packed = np.empty((rows, count, BLOCK_BYTES), np.uint8)
+    packed[..., :2] = scales.astype(np.float16)[..., None].view(np.uint8)
+    packed[..., 2:] = numbers.reshape(rows, count, BLOCK).view(np.uint8)
+    return packed.reshape(rows, -1)
+
+
+class Blocks:
+    """Weights at random, and rows that are in Q8_0 what they were in F32."""
+
+    def __init__(self, seed: list[int], *, depth: int, results: int, rows: int) -> None:
+        random = np.random.default_rng(seed)
+        num = depth // BLOCK
+        self.numbers = random.integers(-127, 128, (results, depth), np.int8)
+        self.scales = random.uniform(1e-3, 1, (results, num)).astype(np.float16)
+        whole = random.integers(-127, 128, (rows, num, BLOCK)).astype(np.float32)
+        whole[..., 5] = 127
+        self.rows = (
+            (whole * 2.0 ** random.integers(-9, 3, (rows, num, 1))).reshape(rows, depth).astype(np.float32)
+        )
+        self.weights = self.numbers.astype(float) * np.repeat(self.scales.astype(float), BLOCK, axis=1)
+
+    def computed(self, ggml: Ggml, rows: slice, *, threads: int) -> np.ndarray:
+        weights = ggml.tensor(Q8_0, blocks_of(self.scales, self.numbers))
+        chosen = self.rows[rows]
+        product = ggml.api.ggml_mul_mat(ggml.context, weights, ggml.tensor(F32, chosen))
+        return ggml.computed(product, threads=threads).reshape(len(chosen), len(self.numbers))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("depth", "results"),
+    [(32, 16), (576, 192), (96, 80), (1536, 112), (4128, 64), (8192, 48), (576, 100), (64, 1040)],
+)
+def test_q8_0_products_are_those_of_the_numbers_and_the_same_in_any_company(
+    ggml: Ggml, depth: int, results: int, threads: int
+) -> None:
+    blocks = Blocks([depth, results], depth=depth, results=results, rows=61)
+    whole = blocks.computed(ggml, slice(None), threads=threads)
+    largest = np.abs(blocks.rows.astype(float)) @ np.abs(blocks.weights).T
+    assert (np.abs(whole - blocks.rows.astype(float) @ blocks.weights.T) <= 1e-6 * largest).all()
+    is_ours = "q8_0" in ggml.kernels and results % 16 == 0
+    for begin, end in ((0, 1), (60, 61), (7, 9), (1, 7), (20, 32), (20, 33), (3, 60)):
+        some = blocks.computed(ggml, slice(begin, end), threads=1)
+        np.testing.assert_allclose(some, whole[begin:end], rtol=0, atol=1e-6 * largest.max())
+        assert not is_ours or some.tobytes() == whole[begin:end].tobytes(), (begin, end)
+
+
+@pytest.mark.parametrize("number", [-128, -127, 127])
+def test_q8_0_numbers_at_the_edge_of_their_range(ggml: Ggml, number: int) -> None:
+    blocks = Blocks([0], depth=2048, results=32, rows=14)
+    blocks.numbers[:] = number
+    blocks.rows[:] = 127
+    blocks.rows[::2] = -127
+    expected = blocks.rows.astype(float) @ (number * np.repeat(blocks.scales.astype(float), BLOCK, axis=1)).T
+    np.testing.assert_allclose(blocks.computed(ggml, slice(None), threads=1), expected, rtol=1e-6)
 
 
 def softmax_attention(
@@ -177,7 +240,12 @@ def test_attention_is_that_of_the_numbers(
         size + tokens, size=size, heads=heads, shared=shared, tokens=tokens, keys=keys, streams=streams
     )
     jobs = -(-tokens // max(1, 64 // (heads // shared))) * shared * streams
-    is_ours = ggml.is_ours and size % 16 == 0 and keys % 64 == 0 and (threads == 1 or jobs >= threads)
+    is_ours = (
+        ("attention" in ggml.kernels)
+        and size % 16 == 0
+        and keys % 64 == 0
+        and (threads == 1 or jobs >= threads)
+    )
     for is_masked in (True, False):
         found = case.computed(ggml, threads=threads, is_masked=is_masked)
         # ggml rounds its sums to 16 bits, ours are those of 32.
@@ -185,7 +253,7 @@ def test_attention_is_that_of_the_numbers(
 
 
 def test_a_row_is_the_same_to_the_last_bit_in_any_company(ggml: Ggml) -> None:
-    if not ggml.is_ours:
+    if "attention" not in ggml.kernels:
         pytest.skip("without 512-bit vectors attention is ggml's")
     case = Case(7, size=64, heads=9, shared=3, tokens=150, keys=512, streams=1)
     together = case.computed(ggml, threads=1)
@@ -200,12 +268,14 @@ def test_one_that_sees_nothing_gets_nothing(ggml: Ggml) -> None:
     case.mask[:, 1] = -np.inf
     found = case.computed(ggml, threads=1)
     assert (found[:, 1] == 0).all()
-    np.testing.assert_allclose(found[:, 2], expected[:, 2], atol=2e-5 if ggml.is_ours else 2e-2)
+    np.testing.assert_allclose(
+        found[:, 2], expected[:, 2], atol=2e-5 if ("attention" in ggml.kernels) else 2e-2
+    )
 
 
 def test_large_scores_overflow_nothing(ggml: Ggml) -> None:
     case = Case(2, size=64, heads=2, shared=2, tokens=4, keys=128, streams=1)
     case.q *= 1e4
     np.testing.assert_allclose(
-        case.computed(ggml, threads=1), case.expected(), atol=1e-3 if ggml.is_ours else 1e-1
+        case.computed(ggml, threads=1), case.expected(), atol=1e-3 if ("attention" in ggml.kernels) else 1e-1
     )

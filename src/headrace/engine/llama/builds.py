@@ -10,7 +10,7 @@ import platform
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -21,6 +21,8 @@ from headrace.errors import PlatformError
 MANIFEST: Final = "build.json"
 RECIPE: Final = 3
 """Grows when the way a library is compiled changes: one that was compiled in another way has to be made anew."""
+Kernel = Literal["attention", "bf16", "q8_0"]
+"""Flash attention, and products with weights of a type."""
 KERNELS: Final = Path(__file__).with_name("native")
 """Sources of ours that are linked in front of llama.cpp's own. Whoever changes them has to compile anew."""
 _MAKE_IT: Final = "'headrace engine build' makes one; 'library: wheel' does without."
@@ -37,10 +39,8 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Of the library and where it comes from, for people."""
     sha256: str
-    has_wide_kernels: bool
-    """Whether its matrix kernels use 512-bit vectors, and attention is computed by the one of ours (`native/attention.cpp`)."""
-    multiplies_bf16: bool
-    """Whether it multiplies 16-bit brain floats as they are (`native/matmul.cpp`), without widening them first."""
+    kernels: frozenset[Kernel] = frozenset()
+    """Those of ours that this processor can run (`native/`)."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,8 +56,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Of the sources of ours, see `kernels_digest`."""
     instructions: list[str]
     """All that the processor had on which it was compiled, as /proc/cpuinfo spells them."""
-    has_wide_kernels: bool
-    multiplies_bf16: bool
+    kernels: list[Kernel]
     compiler: str
 
 
@@ -111,8 +110,7 @@ def find_native(directory: Path) -> Build:
         path=path,
         name=f"{definitions.BACKEND_NAME}, compiled here as {found[:16]}",
         sha256=manifest.library_sha256,
-        has_wide_kernels=manifest.has_wide_kernels,
-        multiplies_bf16=manifest.multiplies_bf16,
+        kernels=frozenset(manifest.kernels),
     )
 
 
@@ -150,6 +148,4 @@ def _wheel() -> Build:
         path=preflight.check_this_machine(),
         name=definitions.BACKEND_NAME,
         sha256=definitions.LIBRARY_SHA256[sys.platform, platform.machine()],
-        has_wide_kernels=False,
-        multiplies_bf16=False,
     )

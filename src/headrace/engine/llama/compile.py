@@ -35,6 +35,7 @@ from headrace.engine.llama.builds import (
     MANIFEST,
     RECIPE,
     Build,
+    Kernel,
     Manifest,
     find_native,
     instructions_of,
@@ -71,6 +72,13 @@ _ARCHIVES: Final = (
 )
 _WRAPPED: Final = ("llamafile_sgemm", "ggml_compute_forward_flash_attn_ext")
 _KERNEL_OPTIONS: Final = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-DNDEBUG")
+_WIDE: Final = frozenset({"__AVX512F__", "__AVX512BW__", "__AVX512DQ__", "__F16C__"})
+_KERNEL_NEEDS: Final[dict[Kernel, frozenset[str]]] = {
+    "attention": _WIDE,
+    "bf16": _WIDE | {"__AVX512BF16__"},
+    "q8_0": _WIDE | {"__AVX512VNNI__", "__AVX512VL__"},
+}
+"""What a compiler says of a processor that can run them: the conditions in the sources."""
 _LINKED: Final = ("-fopenmp", "-pthread", "-ldl", "-lm", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,--strip-debug")
 """With what is missing said at once (`defs`, `now`), and not in the middle of a request."""
 _KEPT_VARIABLES: Final = re.compile(
@@ -230,7 +238,6 @@ def _describe(library: Path, place: Path, compiler: str) -> Manifest:
     sha256 = preflight.digest(library)
     # What the compiler knows of the processor, which may be less than the processor has.
     macros = set(_run([compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull], place).split())
-    is_wide = macros >= {"__AVX512F__", "__AVX512BW__", "__AVX512DQ__", "__F16C__"}
     return Manifest(
         recipe=RECIPE,
         package_version=definitions.PACKAGE_VERSION,
@@ -238,8 +245,7 @@ def _describe(library: Path, place: Path, compiler: str) -> Manifest:
         library_sha256=sha256,
         instructions=instructions_of(preflight.processor_flags()),
         kernels_sha256=kernels_digest(),
-        has_wide_kernels=is_wide,
-        multiplies_bf16=is_wide and "__AVX512BF16__" in macros,
+        kernels=[kernel for kernel, needs in _KERNEL_NEEDS.items() if macros >= needs],
         compiler=_run([compiler, "--version"], place).strip().split("\n", 1)[0],
     )
 

@@ -1,4 +1,4 @@
-"""A model file made fast once: Q4_1 weights rewritten as Q8_0, or as BF16 where the library multiplies that itself.
+"""A model file made fast once: Q4_1 weights rewritten as Q8_0.
 
 Q4_1 has no fast matrix kernel in llama.cpp on x86-64: computing many sequences at once gains little,
 and that is what a server does. Q8_0 holds the same values almost exactly and batches well. Measured
@@ -7,42 +7,29 @@ sequences 178 / 236 / 271 tokens per second, of one 141 / 144 / 201, prefill 238
 is another model: against Q4_1 its next-token distributions differ by 0.34 nats (Q8_0: 0.007) and its
 perplexity is 158 instead of 125 (Q8_0: 126).
 
-A library compiled for a processor with AVX512-BF16 computes BF16 faster than any of them but for one sequence alone,
-where reading twice the bytes tells (`headrace.engine.llama.kernels`).
-
 The copy is made by the library's own functions, tensor by tensor (0.65 s, 70 MB peak), and kept in a
 cache directory under a name made of the source's SHA-256, next to a file with its own SHA-256.
 """
 
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from headrace.config.settings import EngineLibrary
 from headrace.engine.llama import definitions
-from headrace.engine.llama.builds import Build
 from headrace.engine.llama.cache import ModelCache
 from headrace.engine.llama.gguf import GgufFile, Tensor
 from headrace.engine.llama.library import Library, open_library
 from headrace.errors import ModelError
 
-TargetWeights = Literal["auto", "q8_0", "bf16"]
 Progress = Callable[[float], None]
 """Called with the fraction done, from 0 to 1."""
 
-BF16_PARAMETERS_MAX: Final = 1_000_000_000
-"""`auto` takes Q8_0 for larger models: what a sequence alone loses by reading twice the bytes, and the memory, grow with it."""
-_TARGET_TYPES: Final = {"q8_0": definitions.TYPE_Q8_0, "bf16": definitions.TYPE_BF16}
-_SOURCE_TYPES: Final = {
-    definitions.TYPE_Q8_0: frozenset({definitions.TYPE_Q4_1}),
-    definitions.TYPE_BF16: frozenset({definitions.TYPE_Q4_0, definitions.TYPE_Q4_1, definitions.TYPE_Q8_0}),
-}
-"""By target: what is rewritten."""
+TARGET_TYPE: Final = definitions.TYPE_Q8_0
 _CHUNK_VALUES: Final = 1 << 20
 _COPY_BYTES: Final = 1 << 22
 _KEPT_TENSOR: Final = "token_embd.weight"
@@ -63,15 +50,9 @@ class PreparedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare_model(
-    path: Path,
-    cache_dir: Path,
-    *,
-    library: EngineLibrary = "wheel",
-    weights: TargetWeights = "auto",
-    on_progress: Progress | None = None,
+    path: Path, cache_dir: Path, *, library: EngineLibrary = "wheel", on_progress: Progress | None = None
 ) -> PreparedModel:
-    """The best file to load for the model in `path`: itself, or a converted copy in `cache_dir`. `library`: which is to
-    compute it.
+    """The best file to load for the model in `path`: itself, or a converted copy in `cache_dir`. `library`: which does it.
 
     A copy made earlier is used after its SHA-256 was checked (0.1 s for 138 MB), and made anew when it
     does not match. Several processes may ask at the same time: one converts, the others wait.
@@ -80,17 +61,16 @@ def prepare_model(
     opened = open_library(library)
     with GgufFile(opened, path) as source:
         source.check_complete()
-        target_type = _target_type(source, opened.build, weights)
-    if target_type is None:
+        is_worthwhile = _is_worthwhile(source)
+    if not is_worthwhile:
         return PreparedModel(
             path=path, was_converted=False, was_reused=False, source_sha256=None, sha256=None
         )
     source_sha256 = file_sha256(path)
-    kind = "BF16" if target_type == definitions.TYPE_BF16 else "Q8_0"
-    cache = ModelCache(cache_dir, f"{path.stem}.{source_sha256[:16]}.{kind}.gguf")
+    cache = ModelCache(cache_dir, f"{path.stem}.{source_sha256[:16]}.Q8_0.gguf")
 
     def make(target: Path) -> str:
-        return convert(opened, path, target, tensor_type=target_type, on_progress=on_progress)
+        return convert(opened, path, target, tensor_type=TARGET_TYPE, on_progress=on_progress)
 
     sha256, was_reused = cache.obtain(file_sha256, make)
     return PreparedModel(
@@ -110,7 +90,7 @@ def convert(
     tensor_type: int,
     on_progress: Progress | None = None,
 ) -> str:
-    """Write a copy of a model with its tensors that are worth it in another type; the copy's SHA-256.
+    """Write a copy of a model with its Q4_1 tensors in another type; the copy's SHA-256.
 
     Holds at most one chunk of a tensor in memory. Raises `OSError` when the target cannot be written
     and `ModelError` when the source holds values that are not numbers.
@@ -122,7 +102,7 @@ def convert(
         target_path.open("xb", buffering=_COPY_BYTES) as writer,
     ):
         originals = list(source.tensors)
-        is_converted = [_is_converted(tensor, tensor_type) for tensor in originals]
+        is_converted = [_is_converted(tensor) for tensor in originals]
         source_data = source.data_offset
         head, offsets = _new_head(library, source, is_converted, tensor_type)
 
@@ -160,31 +140,15 @@ def file_sha256(path: Path) -> str:
         raise ModelError(f"The model file {path} cannot be read: {error.strerror}.") from error
 
 
-def _target_type(source: GgufFile, build: Build, weights: TargetWeights) -> int | None:
-    """What most of the weights are to be rewritten as; None: they stay as they are."""
-    if weights == "auto":
-        parameters = sum(math.prod(tensor.shape) for tensor in source.tensors)
-        is_bf16 = build.multiplies_bf16 and parameters <= BF16_PARAMETERS_MAX
-        # Only what would be rewritten anyway: other files were made the way they are on purpose.
-        is_bf16 = is_bf16 and _is_worthwhile(source, definitions.TYPE_Q8_0)
-        target_type = definitions.TYPE_BF16 if is_bf16 else definitions.TYPE_Q8_0
-    else:
-        target_type = _TARGET_TYPES[weights]
-    return target_type if _is_worthwhile(source, target_type) else None
-
-
-def _is_worthwhile(source: GgufFile, target_type: int) -> bool:
-    """Whether most of the weights would change."""
-    convertible = sum(tensor.size for tensor in source.tensors if _is_converted(tensor, target_type))
+def _is_worthwhile(source: GgufFile) -> bool:
+    """Whether most of the weights are of the type that batches badly."""
+    convertible = sum(tensor.size for tensor in source.tensors if _is_converted(tensor))
     return 2 * convertible > source.weights_bytes
 
 
-def _is_converted(tensor: Tensor, target_type: int) -> bool:
-    """In Q8_0 token embeddings stay as shipped: mostly they are looked up. Where they are the output's weights as well, and
-    multiplied by every sampled row, BF16 gains from them like from all others.
-    """
-    is_kept = tensor.name == _KEPT_TENSOR and target_type == definitions.TYPE_Q8_0
-    return tensor.type in _SOURCE_TYPES[target_type] and not is_kept
+def _is_converted(tensor: Tensor) -> bool:
+    """Token embeddings stay as shipped: they are looked up, not multiplied by batches of rows."""
+    return tensor.type == definitions.TYPE_Q4_1 and tensor.name != _KEPT_TENSOR
 
 
 def _new_head(
@@ -218,17 +182,12 @@ def _copied(reader: Any, tensor: Tensor) -> Iterator[bytes]:
 def _converted(
     library: Library, path: Path, reader: Any, tensor: Tensor, tensor_type: int
 ) -> Iterator[memoryview]:
-    """A tensor's rows in another type, a chunk of rows at a time."""
+    """A Q4_1 tensor's rows in another type, a chunk of rows at a time."""
     api, ffi = library.api, library.ffi
-    widen = {
-        definitions.TYPE_Q4_0: api.dequantize_row_q4_0,
-        definitions.TYPE_Q4_1: api.dequantize_row_q4_1,
-        definitions.TYPE_Q8_0: api.dequantize_row_q8_0,
-    }[tensor.type]
     row_values = tensor.shape[0]
     rows = tensor.shape[1] * tensor.shape[2] * tensor.shape[3]
     rows_at_once = max(1, min(rows, _CHUNK_VALUES // row_values))
-    source_row = api.ggml_row_size(tensor.type, row_values)
+    source_row = api.ggml_row_size(definitions.TYPE_Q4_1, row_values)
     target_row = api.ggml_row_size(tensor_type, row_values)
     packed = bytearray(rows_at_once * source_row)
     values = np.empty(rows_at_once * row_values, dtype=np.float32)
@@ -238,7 +197,7 @@ def _converted(
         count = min(rows_at_once, rows - first)
         if reader.readinto(memoryview(packed)[: count * source_row]) != count * source_row:
             raise ModelError(f"The model file {path} ended inside the tensor {tensor.name}: was it replaced?")
-        widen(ffi.from_buffer(packed), values_pointer, count * row_values)
+        api.dequantize_row_q4_1(ffi.from_buffer(packed), values_pointer, count * row_values)
         if not np.isfinite(values[: count * row_values]).all():
             raise ModelError(
                 f"The model file {path} is corrupt: {tensor.name} holds values that are no numbers."

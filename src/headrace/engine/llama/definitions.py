@@ -20,11 +20,8 @@ LIBRARY_SHA256: Final = {
 }
 """By (sys.platform, machine). A platform that is not here has not been verified."""
 
-CONVERTED_SHA256: Final = {
-    "q8_0": "2bee9587dc93d258aac88b8abefe479bea465140b6a6ca5da1eba52463be2c3d",
-    "bf16": "e4887f38aadc1e5b5f31ed44d1e4b002dc24b9e17b897487856dd3e8cf606d56",
-}
-"""What `convert` must make of the default model (SmolLM2-135M-Instruct, Q4_1), by kind of weights."""
+CONVERTED_SHA256: Final = "2bee9587dc93d258aac88b8abefe479bea465140b6a6ca5da1eba52463be2c3d"
+"""What `convert` must make of the default model (SmolLM2-135M-Instruct, Q4_1)."""
 
 SOURCE_SHA256: Final = "c17ee1163006f70726abb9f72137830818f3d8cb60bfc34cb232d08428eaa22b"
 """Of the package's source archive, which has the source of the same llama.cpp build in it."""
@@ -277,7 +274,5 @@ int64_t ggml_blck_size(int32_t type);
 const char *ggml_type_name(int32_t type);
 size_t ggml_quantize_chunk(int32_t type, const float *source, void *target, int64_t start, int64_t rows,
                            int64_t elements_per_row, const float *importance);
-void dequantize_row_q4_0(const void *source, float *target, int64_t elements);
 void dequantize_row_q4_1(const void *source, float *target, int64_t elements);
-void dequantize_row_q8_0(const void *source, float *target, int64_t elements);
 """

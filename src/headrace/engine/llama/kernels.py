@@ -36,29 +36,33 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """None: rows take as long in any company."""
 
 
-NARROW: Final = Kernels(
+GGML: Final = Kernels(
     attention_speed=0.65, plain_speed=0.65, tiles=TileSpeeds(row_speed=0.18, cost_rows=17.3)
 )
-"""Vectors of 256 bits, and llama.cpp's attention."""
+"""Nothing of ours; vectors of 256 bits."""
 WIDE: Final = Kernels(attention_speed=1.25, plain_speed=0.51)
-"""Vectors of 512 bits: weights 1.3 times as fast as with `NARROW`; and attention of ours."""
-WIDE_BF16: Final = Kernels(attention_speed=0.5, plain_speed=0.3)
-"""BF16 weights multiplied as they are, by a kernel of ours: 3.3 times as fast as Q8_0 with `NARROW`."""
+"""Attention of ours, weights by llama.cpp with vectors of 512 bits: 1.3 times as fast as with `GGML`."""
+WIDE_BF16: Final = Kernels(attention_speed=0.5, plain_speed=0.21)
+"""Both of ours: 3.3 times as fast as Q8_0 with `GGML`."""
+WIDE_Q8_0: Final = Kernels(attention_speed=0.37, plain_speed=0.16)
+"""Both of ours: 4.6 times as fast as with `GGML`. Weights gain more than attention, so attention counts for more."""
 
 _SINGLE_ROWS_Q8_0: Final = 4
-"""The matrix kernel for a few columns of Q8_0 is slower than the vector kernel called as often. In ms per step, together
-against one by one, without 512-bit vectors: 2 rows 28.1 / 14.8, 3 rows 37.3 / 22.8, 4 rows 36.2 / 31.0, 5 rows 45.9 / 39.3,
-6 rows 43.7 / 46.8; with them 24.7 / 13.5, 31.2 / 20.8, 35.4 / 27.4. The logits are the same to the last bit. With several
-threads the matrix kernel wins from 3 rows on. BF16 is faster together from 2 rows on: 4 rows 12 / 36."""
+"""llama.cpp's matrix kernel for a few columns of Q8_0 is slower than its vector kernel called as often. In ms per step,
+together against one by one: 2 rows 28.1 / 14.8, 3 rows 37.3 / 22.8, 4 rows 36.2 / 31.0, 5 rows 45.9 / 39.3, 6 rows 43.7 /
+46.8. The logits are the same to the last bit. With several threads the matrix kernel wins from 3 rows on. (Ours: 2 rows 6.5
+/ 12.)"""
 
 
 def kernels_of(build: Build, file_type: int, *, threads: int) -> Kernels:
     """What is known of a library with a model file's kind of weights."""
-    kernels = NARROW
-    if build.has_wide_kernels:
-        is_bf16 = file_type == definitions.FILE_TYPE_BY_TENSOR_TYPE[definitions.TYPE_BF16]
-        kernels = WIDE_BF16 if is_bf16 and build.multiplies_bf16 else WIDE
     is_q8_0 = file_type == definitions.FILE_TYPE_BY_TENSOR_TYPE[definitions.TYPE_Q8_0]
+    is_bf16 = file_type == definitions.FILE_TYPE_BY_TENSOR_TYPE[definitions.TYPE_BF16]
+    if is_q8_0 and "q8_0" in build.kernels:
+        return WIDE_Q8_0
+    if is_bf16 and "bf16" in build.kernels:
+        return WIDE_BF16
+    kernels = WIDE if "attention" in build.kernels else GGML
     if is_q8_0 and threads == 1:
         return msgspec.structs.replace(kernels, single_rows_max=_SINGLE_ROWS_Q8_0)
     return kernels

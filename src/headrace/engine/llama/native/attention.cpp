@@ -27,7 +27,7 @@
 extern "C" void __real_ggml_compute_forward_flash_attn_ext(const ggml_compute_params *, ggml_tensor *);
 extern "C" void __wrap_ggml_compute_forward_flash_attn_ext(const ggml_compute_params *, ggml_tensor *);
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__F16C__)
+#ifdef HEADRACE_WIDE
 
 namespace {
 
