@@ -92,7 +92,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     unified` only so much memory is reserved (rounded up to 256 tokens); with `per_sequence` all of it is reserved anyway,
     and this only bounds how much of it is in use."""
     flash_attention: bool = True
-    """llama.cpp's fused attention kernel."""
+    """Fused attention: llama.cpp's kernel, or headrace's in a library compiled for a processor with AVX-512."""
     prefix_cache: bool = True
     """Keep the KV memory of finished requests, and take over what a tenant's next prompt has in common with it."""
     cache_ttl_s: Annotated[float, msgspec.Meta(gt=0, le=604_800)] = 600.0
