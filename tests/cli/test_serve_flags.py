@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.serve import _settings
+from headrace.cli.serve import _advice, _settings
+from headrace.config.loading import load_settings
+from headrace.engine.llama.builds import WIDE_FLAGS
 from headrace.errors import ConfigError, SetupError
 from tests.gateway.scripted_upstream import scripted_upstream
 
@@ -64,3 +66,23 @@ def test_flags_that_do_not_go_together(flags: dict[str, Any], says: str) -> None
 def test_values_are_checked_like_those_of_a_file() -> None:
     with pytest.raises(ConfigError, match="port"):
         models(port=70_000)
+
+
+@pytest.mark.parametrize(
+    ("flags", "model", "expected"),
+    [
+        (WIDE_FLAGS, None, True),
+        (WIDE_FLAGS, {}, True),
+        (WIDE_FLAGS - {"avx512_vnni"}, None, False),
+        (WIDE_FLAGS, {"engine": {"library": "native"}}, False),
+        (WIDE_FLAGS, {"path": None, "engine": {"stub": {}}}, False),
+        (WIDE_FLAGS, {"path": None, "upstream": "http://127.0.0.1:9/v1"}, False),
+    ],
+)
+def test_a_processor_that_could_do_more_is_pointed_out_where_a_library_for_it_would_be_used(
+    monkeypatch: pytest.MonkeyPatch, flags: frozenset[str], model: dict[str, Any] | None, expected: bool
+) -> None:
+    monkeypatch.setattr("headrace.engine.llama.preflight.processor_flags", lambda: flags)
+    models = [] if model is None else [{"id": "m", "path": "builtin"} | model]
+    advice = _advice(load_settings(overrides={"models": models}))
+    assert ("headrace engine build" in advice) is expected

@@ -50,7 +50,11 @@ def serve(config: Path | None, is_json: bool, **flags: Any) -> None:
     from headrace.telemetry.logs import configure_logs
 
     def announce(announcement: Announcement) -> None:
-        text = msgspec.json.encode(announcement).decode() if is_json else _welcome(announcement)
+        text = (
+            msgspec.json.encode(announcement).decode()
+            if is_json
+            else _welcome(announcement) + _advice(settings)
+        )
         click.echo(text)
         sys.stdout.flush()
 
@@ -164,6 +168,12 @@ def _loop_factory() -> Any:
     return uvloop.new_event_loop
 
 
+_COULD_MORE = """
+This processor has AVX-512. 'headrace engine build' compiles a library for it in two minutes; '--library native' then reads
+prompts in about four times as fast.
+"""
+
+
 def _welcome(announcement: Any) -> str:
     return f"""
 headrace is ready.
@@ -183,3 +193,19 @@ Try it:
 
 Ctrl-C finishes what runs and stops.
 """
+
+
+def _advice(settings: Settings) -> str:
+    """How this machine could do more; empty if it could not. Without models in the settings the built-in one is served."""
+    from headrace.engine.llama.builds import WIDE_FLAGS
+    from headrace.engine.llama.preflight import processor_flags
+
+    is_embedded = not settings.models or any(
+        model.upstream is None and model.engine.stub is None and model.engine.library == "wheel"
+        for model in settings.models
+    )
+    try:
+        could_more = is_embedded and processor_flags() >= WIDE_FLAGS
+    except OSError:
+        return ""
+    return _COULD_MORE if could_more else ""

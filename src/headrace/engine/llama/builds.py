@@ -25,6 +25,8 @@ Kernel = Literal["attention", "bf16", "q8_0"]
 """Flash attention, and products with weights of a type."""
 KERNELS: Final = Path(__file__).with_name("native")
 """Sources of ours that are linked in front of llama.cpp's own. Whoever changes them has to compile anew."""
+WIDE_FLAGS: Final = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c"})
+"""A processor with these, as /proc/cpuinfo spells them, runs those kernels with Q8_0 weights."""
 _MAKE_IT: Final = "'headrace engine build' makes one; 'library: wheel' does without."
 _INSTRUCTIONS: Final = re.compile(
     r"avx|amx|s?sse|fma|f16c|bmi|gfni|v?aes|v?pclmul|movbe|movdir|popcnt|abm|adx|sha_ni"

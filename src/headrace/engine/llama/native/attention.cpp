@@ -60,7 +60,7 @@ struct Attention {
     explicit Attention(ggml_tensor * dst) :
         q(dst->src[0]), k(dst->src[1]), v(dst->src[2]), mask(dst->src[3]), result(dst),
         scale(ggml_get_op_params_f32(dst, 0)), key_size(k->ne[0]), value_size(v->ne[0]),
-        heads_together(q->ne[2] / k->ne[2]),
+        heads_together(std::max<int64_t>(1, q->ne[2] / k->ne[2])),
         tokens_together(std::max<int64_t>(1, ROWS / heads_together)) {}
 
     int64_t token_tiles() const { return (q->ne[1] + tokens_together - 1) / tokens_together; }
@@ -98,6 +98,7 @@ struct Room {
     Room(const ggml_compute_params * params, int64_t key_size, int64_t value_size) {
         const int64_t floats =
             ROWS * key_size + 2 * ROWS * BLOCK + ROWS * value_size + BLOCK * value_size + BLOCK * key_size;
+        GGML_ASSERT(params->nth * floats * sizeof(float) <= params->wsize);
         float *         begin = static_cast<float *>(params->wdata) + params->ith * floats;
         const uintptr_t past  = reinterpret_cast<uintptr_t>(begin) % (LINE_FLOATS * sizeof(float));
         if (past != 0) {
@@ -292,7 +293,7 @@ void attend(const Attention & of, const Room & room, int64_t first, int64_t num_
 // All threads call it with the same tensor.
 extern "C" void __wrap_ggml_compute_forward_flash_attn_ext(const ggml_compute_params * params, ggml_tensor * dst) {
     const Attention of(dst);
-    if (!of.is_ours(params->nth)) {
+    if (params->use_ref || !of.is_ours(params->nth)) {
         __real_ggml_compute_forward_flash_attn_ext(params, dst);
         return;
     }
