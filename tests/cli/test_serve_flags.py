@@ -6,7 +6,7 @@ import pytest
 
 from headrace.cli.serve import _advice, _settings
 from headrace.config.loading import load_settings
-from headrace.engine.llama.builds import WIDE_FLAGS
+from headrace.engine.llama.builds import Q8_0_FLAGS
 from headrace.errors import ConfigError, SetupError
 from tests.gateway.scripted_upstream import scripted_upstream
 
@@ -71,12 +71,12 @@ def test_values_are_checked_like_those_of_a_file() -> None:
 @pytest.mark.parametrize(
     ("flags", "model", "expected"),
     [
-        (WIDE_FLAGS, None, True),
-        (WIDE_FLAGS, {}, True),
-        (WIDE_FLAGS - {"avx512_vnni"}, None, False),
-        (WIDE_FLAGS, {"engine": {"library": "native"}}, False),
-        (WIDE_FLAGS, {"path": None, "engine": {"stub": {}}}, False),
-        (WIDE_FLAGS, {"path": None, "upstream": "http://127.0.0.1:9/v1"}, False),
+        (Q8_0_FLAGS, None, True),
+        (Q8_0_FLAGS, {}, True),
+        (Q8_0_FLAGS - {"avx512_vnni"}, None, False),
+        (Q8_0_FLAGS, {"engine": {"library": "native"}}, False),
+        (Q8_0_FLAGS, {"path": None, "engine": {"stub": {}}}, False),
+        (Q8_0_FLAGS, {"path": None, "upstream": "http://127.0.0.1:9/v1"}, False),
     ],
 )
 def test_a_processor_that_could_do_more_is_pointed_out_where_a_library_for_it_would_be_used(

@@ -197,7 +197,7 @@ Ctrl-C finishes what runs and stops.
 
 def _advice(settings: Settings) -> str:
     """How this machine could do more; empty if it could not. Without models in the settings the built-in one is served."""
-    from headrace.engine.llama.builds import WIDE_FLAGS
+    from headrace.engine.llama.builds import Q8_0_FLAGS
     from headrace.engine.llama.preflight import processor_flags
 
     is_embedded = not settings.models or any(
@@ -205,7 +205,7 @@ def _advice(settings: Settings) -> str:
         for model in settings.models
     )
     try:
-        could_more = is_embedded and processor_flags() >= WIDE_FLAGS
+        could_more = is_embedded and processor_flags() >= Q8_0_FLAGS
     except OSError:
         return ""
     return _COULD_MORE if could_more else ""

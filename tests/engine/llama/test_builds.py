@@ -18,6 +18,7 @@ import pytest
 from headrace.engine.llama import compile as compiling
 from headrace.engine.llama import definitions, preflight
 from headrace.engine.llama.builds import (
+    KERNELS,
     MANIFEST,
     RECIPE,
     Build,
@@ -58,7 +59,7 @@ def describe(directory: Path, **changes: Any) -> None:
         "library": FILE,
         "library_sha256": hashlib.sha256((directory / FILE).read_bytes()).hexdigest(),
         "instructions": list(definitions.PROCESSOR_FLAGS),
-        "kernels_sha256": kernels_digest(),
+        "kernels_sha256": kernels_digest(KERNELS),
         "kernels": [],
         "compiler": "g++ 12",
     }
@@ -101,6 +102,26 @@ def test_one_with_other_kernels_of_ours_is_refused(directory: Path) -> None:
         PlatformError, match=r"compiled with other kernels of headrace.*headrace engine build"
     ):
         find_native(directory)
+
+
+def test_only_sources_count_as_kernels(tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(KERNELS, tmp_path / "native"))
+    (copied / "__pycache__").mkdir()
+    (copied / "matmul.cpp~").write_text("// being edited")
+    assert kernels_digest(copied) == kernels_digest(KERNELS)
+    (copied / "tiles.h").write_text("// other")
+    assert kernels_digest(copied) != kernels_digest(KERNELS)
+    with pytest.raises(PlatformError, match="cannot be read: No such file"):
+        kernels_digest(tmp_path / "none")
+
+
+def test_kernels_go_by_what_the_compiler_says_of_the_processor() -> None:
+    wide = {"__AVX512F__", "__AVX512BW__", "__AVX512DQ__", "__F16C__"}
+    vnni = {"__AVX512VNNI__", "__AVX512VL__"}
+    assert compiling._kernels_for({"__AVX2__", "__F16C__"}) == []
+    assert compiling._kernels_for(wide) == ["attention"]
+    assert compiling._kernels_for(wide | vnni | {"__AVX512BF16__"}) == ["attention", "bf16", "q8_0"]
+    assert compiling._kernels_for(wide | vnni | {"__AMX_INT8__"}) == ["attention"]
 
 
 def test_no_file_outside_of_the_directory_is_loaded(directory: Path) -> None:
@@ -230,7 +251,7 @@ def test_what_the_compiler_says_is_shown_and_the_old_library_stays(
     shutil.which("cmake") is None or shutil.which("g++") is None, reason="needs cmake and g++"
 )
 def test_a_library_that_lacks_functions_does_not_take_the_old_ones_place(
-    directory: Path, source: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, source: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = find_native(directory)
     parts = "\n".join(
@@ -245,8 +266,7 @@ def test_a_library_that_lacks_functions_does_not_take_the_old_ones_place(
         "add_dependencies(llama ggml ggml-cpu ggml-base)\n"
     )
     # Ours cannot be compiled without the rest of that source.
-    monkeypatch.setattr(compiling, "KERNELS", tmp_path / "no-kernels")
-    compiling.KERNELS.mkdir()
+    monkeypatch.setattr(compiling, "_compile_kernels", lambda *_: [])
     with pytest.raises(PlatformError, match="lacks functions headrace calls") as caught:
         compile_native(directory, source=package, say=nothing)
     assert "Traceback" not in str(caught.value)

@@ -25,11 +25,11 @@ Kernel = Literal["attention", "bf16", "q8_0"]
 """Flash attention, and products with weights of a type."""
 KERNELS: Final = Path(__file__).with_name("native")
 """Sources of ours that are linked in front of llama.cpp's own. Whoever changes them has to compile anew."""
-WIDE_FLAGS: Final = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c"})
-"""A processor with these, as /proc/cpuinfo spells them, runs those kernels with Q8_0 weights."""
+Q8_0_FLAGS: Final = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c"})
+"""A processor with these, as /proc/cpuinfo spells them, runs the one for Q8_0 weights."""
 _MAKE_IT: Final = "'headrace engine build' makes one; 'library: wheel' does without."
 _INSTRUCTIONS: Final = re.compile(
-    r"avx|amx|s?sse|fma|f16c|bmi|gfni|v?aes|v?pclmul|movbe|movdir|popcnt|abm|adx|sha_ni"
+    r"avx|amx|apx|xop|tbm|s?sse|fma|f16c|bmi|gfni|v?aes|v?pclmul|movbe|movdir|popcnt|abm|adx|sha_ni"
 )
 """Flags of /proc/cpuinfo that name instructions a compiler may use when it is told to use all there are."""
 
@@ -78,15 +78,15 @@ def find_native(directory: Path) -> Build:
     manifest = read_manifest(directory)
     if manifest is None:
         raise PlatformError(f"There is no library compiled for this machine in {directory}. {_MAKE_IT}")
-    if manifest.kernels_sha256 != kernels_digest():
-        raise PlatformError(
-            f"The library in {directory} was compiled with other kernels of headrace. {_MAKE_IT}"
-        )
     if (manifest.package_version, manifest.recipe) != (definitions.PACKAGE_VERSION, RECIPE):
         raise PlatformError(
             f"The library in {directory} was compiled from {definitions.PACKAGE} {manifest.package_version} (recipe "
             f"{manifest.recipe}); headrace was verified with exactly {definitions.PACKAGE_VERSION} (recipe {RECIPE}). "
             f"{_MAKE_IT}"
+        )
+    if manifest.kernels_sha256 != kernels_digest(KERNELS):
+        raise PlatformError(
+            f"The library in {directory} was compiled with other kernels of headrace. {_MAKE_IT}"
         )
     instructions = frozenset(manifest.instructions)
     if not instructions >= set(definitions.PROCESSOR_FLAGS):
@@ -131,12 +131,16 @@ def read_manifest(directory: Path) -> Manifest | None:
         raise PlatformError(f"{path} is not what was written: {error}. {_MAKE_IT}") from error
 
 
-def kernels_digest() -> str:
-    """SHA-256 of the sources in `KERNELS`: their names and what they say."""
+def kernels_digest(directory: Path) -> str:
+    """SHA-256 of the sources there: their names and what they say. Raises `PlatformError` where they cannot be read."""
     digest = hashlib.sha256()
-    for path in sorted(KERNELS.iterdir()):
-        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-        digest.update(path.read_bytes())
+    try:
+        for path in sorted(directory.iterdir()):
+            if path.suffix in {".cpp", ".h"}:
+                text = path.read_bytes()
+                digest.update(f"{path.name}\0{len(text)}\0".encode() + text)
+    except OSError as error:
+        raise PlatformError(f"headrace's kernels in {directory} cannot be read: {error.strerror}.") from error
     return digest.hexdigest()
 
 

@@ -78,7 +78,6 @@ _KERNEL_NEEDS: Final[dict[Kernel, frozenset[str]]] = {
     "bf16": _WIDE | {"__AVX512BF16__"},
     "q8_0": _WIDE | {"__AVX512VNNI__", "__AVX512VL__"},
 }
-"""What a compiler says of a processor that can run them: the conditions in the sources."""
 _LINKED: Final = ("-fopenmp", "-pthread", "-ldl", "-lm", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,--strip-debug")
 """With what is missing said at once (`defs`, `now`), and not in the middle of a request."""
 _KEPT_VARIABLES: Final = re.compile(
@@ -132,8 +131,10 @@ def compile_native(
         made = place / "made"
         made.mkdir()
         library = made / "library.so"
-        _compile(_unpack(archive, place), library, place, tools, jobs=jobs)
-        manifest = _describe(library, place, tools["g++"])
+        # A copy: what is compiled is what is described, whoever saves a file meanwhile.
+        kernels = shutil.copytree(KERNELS, place / "kernels")
+        _compile(_unpack(archive, place), kernels, library, place, tools, jobs=jobs)
+        manifest = _describe(library, kernels, place, tools["g++"])
         library = library.rename(made / manifest.library)
         library.chmod(0o755)
         noted = made / MANIFEST
@@ -202,7 +203,9 @@ def _unpack(archive: Path, place: Path) -> Path:
     return place / "source" / _SOURCE
 
 
-def _compile(source: Path, library: Path, place: Path, tools: dict[str, str], *, jobs: int | None) -> None:
+def _compile(
+    source: Path, copied: Path, library: Path, place: Path, tools: dict[str, str], *, jobs: int | None
+) -> None:
     build = place / "build"
     at_once = jobs or max(1, min(len(os.sched_getaffinity(0)), available_bytes() // _COMPILER_BYTES))
     # Without the paths of this place in it, the same compiler makes the same library again.
@@ -216,25 +219,24 @@ def _compile(source: Path, library: Path, place: Path, tools: dict[str, str], *,
     generator = ("-G", "Unix Makefiles")
     _run([tools["cmake"], *generator, "-S", str(source), "-B", str(build), *_OPTIONS, *chosen], place)
     _run([tools["cmake"], "--build", str(build), "--target", "llama", "--parallel", str(at_once)], place)
-    kernels = _compile_kernels(source, place, tools["g++"], no_paths)
+    kernels = _compile_kernels(source, copied, tools["g++"], no_paths)
     whole = ["-Wl,--whole-archive", *(str(build / one) for one in _ARCHIVES), "-Wl,--no-whole-archive"]
     wrapped = [f"-Wl,--wrap={name}" for name in _WRAPPED]
     _run([tools["g++"], "-shared", "-o", str(library), *kernels, *whole, *wrapped, *_LINKED], place)
 
 
 def _compile_kernels(source: Path, place: Path, compiler: str, no_paths: str) -> list[str]:
-    """The objects of our kernels."""
-    copied = shutil.copytree(KERNELS, place / "kernels")
+    """The objects of our kernels, whose sources are in `place`."""
     ggml = source / "ggml"
     included = [f"-I{one}" for one in (ggml / "include", ggml / "src", ggml / "src" / "ggml-cpu")]
     objects = []
-    for one in sorted(copied.glob("*.cpp")):
+    for one in sorted(place.glob("*.cpp")):
         objects.append(str(one.with_suffix(".o")))
         _run([compiler, *_KERNEL_OPTIONS, no_paths, *included, "-c", str(one), "-o", objects[-1]], place)
     return objects
 
 
-def _describe(library: Path, place: Path, compiler: str) -> Manifest:
+def _describe(library: Path, kernels: Path, place: Path, compiler: str) -> Manifest:
     sha256 = preflight.digest(library)
     # What the compiler knows of the processor, which may be less than the processor has.
     macros = set(_run([compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull], place).split())
@@ -244,10 +246,17 @@ def _describe(library: Path, place: Path, compiler: str) -> Manifest:
         library=f"libheadrace-llama-{sha256[:16]}.so",
         library_sha256=sha256,
         instructions=instructions_of(preflight.processor_flags()),
-        kernels_sha256=kernels_digest(),
-        kernels=[kernel for kernel, needs in _KERNEL_NEEDS.items() if macros >= needs],
+        kernels_sha256=kernels_digest(kernels),
+        kernels=_kernels_for(macros),
         compiler=_run([compiler, "--version"], place).strip().split("\n", 1)[0],
     )
+
+
+def _kernels_for(macros: set[str]) -> list[Kernel]:
+    """Those of ours that are compiled for a processor, by what a compiler says of it: the conditions in the sources."""
+    kernels = [kernel for kernel, needs in _KERNEL_NEEDS.items() if macros >= needs]
+    # With AMX ggml keeps Q8_0 weights in a form of its own.
+    return [kernel for kernel in kernels if kernel != "q8_0" or "__AMX_INT8__" not in macros]
 
 
 def _run(command: Sequence[str], place: Path, **variables: str) -> str:

@@ -55,7 +55,9 @@ together against one by one: 2 rows 28.1 / 14.8, 3 rows 37.3 / 22.8, 4 rows 36.2
 
 
 def kernels_of(build: Build, file_type: int, *, threads: int) -> Kernels:
-    """What is known of a library with a model file's kind of weights."""
+    """What is known of a library with a model file's kind of weights. Of a model with more than plain attention (capped
+    scores, sinks, position biases), or of experts, these are guesses: llama.cpp's kernels compute that.
+    """
     is_q8_0 = file_type == definitions.FILE_TYPE_BY_TENSOR_TYPE[definitions.TYPE_Q8_0]
     is_bf16 = file_type == definitions.FILE_TYPE_BY_TENSOR_TYPE[definitions.TYPE_BF16]
     if is_q8_0 and "q8_0" in build.kernels:

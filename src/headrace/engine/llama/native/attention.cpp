@@ -44,6 +44,7 @@ constexpr int64_t CHUNK = 64;  // of a result at a time
 // What ggml sets aside for each thread of its own tiles has to be enough for these, and to begin at a cache line.
 static_assert(ROWS <= ggml_fa_tile_config::Q && BLOCK <= ggml_fa_tile_config::KV);
 constexpr int64_t LINE_FLOATS = 16;
+constexpr int64_t LINE_HALVES = 2 * LINE_FLOATS;
 static_assert(ROWS * BLOCK >= 2 * ROWS + LINE_FLOATS);
 
 struct Attention {
@@ -57,17 +58,19 @@ struct Attention {
     int64_t             heads_together;  // query heads that share keys and values
     int64_t             tokens_together;
 
-    explicit Attention(ggml_tensor * dst) :
+    // So few tokens together that each thread gets some; the height of a tile changes no bit.
+    Attention(ggml_tensor * dst, int64_t threads) :
         q(dst->src[0]), k(dst->src[1]), v(dst->src[2]), mask(dst->src[3]), result(dst),
         scale(ggml_get_op_params_f32(dst, 0)), key_size(k->ne[0]), value_size(v->ne[0]),
         heads_together(std::max<int64_t>(1, q->ne[2] / k->ne[2])),
-        tokens_together(std::max<int64_t>(1, ROWS / heads_together)) {}
+        tokens_together(std::max<int64_t>(
+            1, std::min(ROWS / heads_together, (q->ne[1] * k->ne[2] * q->ne[3] + threads - 1) / threads))) {}
 
     int64_t token_tiles() const { return (q->ne[1] + tokens_together - 1) / tokens_together; }
     int64_t jobs() const { return token_tiles() * k->ne[2] * q->ne[3]; }
 
     // Position biases, capped scores, sinks, other types and sizes are ggml's.
-    bool is_ours(int threads) const {
+    bool is_ours() const {
         const bool is_plain = ggml_get_op_params_f32(result, 1) == 0 && ggml_get_op_params_f32(result, 2) == 0 &&
                               result->src[4] == nullptr;
         const bool are_types = q->type == GGML_TYPE_F32 && k->type == GGML_TYPE_F16 && v->type == GGML_TYPE_F16 &&
@@ -75,8 +78,9 @@ struct Attention {
         const bool are_sizes = key_size % LANES == 0 && value_size % LANES == 0 && k->ne[1] % BLOCK == 0 &&
                                v->ne[1] == k->ne[1] && v->ne[2] == k->ne[2] && heads_together <= ROWS &&
                                q->ne[2] % k->ne[2] == 0 && k->ne[3] == q->ne[3] && v->ne[3] == q->ne[3];
-        // With several threads and next to nothing to share out, ggml shares out the keys of one row.
-        return is_plain && are_types && are_sizes && (threads == 1 || jobs() >= threads);
+        const bool are_rows = q->nb[0] == sizeof(float) && k->nb[0] == sizeof(F16) && v->nb[0] == sizeof(F16) &&
+                              (mask == nullptr || mask->nb[0] == sizeof(F16));
+        return is_plain && are_types && are_sizes && are_rows;
     }
 };
 
@@ -152,29 +156,29 @@ inline __m512 widened(const F16 * from) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
 }
 
-// One token's row of the mask says of a block that nothing of it is seen.
-bool is_hidden(const F16 * mask) {
+// Which keys of a block one token's row of the mask lets it see, a bit each.
+uint64_t seen_of(const F16 * mask) {
     const __m512i minus_infinity = _mm512_set1_epi16(static_cast<int16_t>(0xfc00));
-    __mmask32     hidden         = ~__mmask32(0);
+    uint64_t      seen           = 0;
     for (int64_t c = 0; c < BLOCK; c += 32) {
-        hidden &= _mm512_cmpeq_epi16_mask(_mm512_loadu_si512(mask + c), minus_infinity);
+        seen |= uint64_t(_mm512_cmpneq_epi16_mask(_mm512_loadu_si512(mask + c), minus_infinity)) << c;
     }
-    return hidden == ~__mmask32(0);
+    return seen;
 }
 
 // A row of the next block is asked for: a head's rows lie apart from each other, and each would be waited for.
-// (Always inline: g++ takes a function that does nothing else for one without effect, and leaves out its calls.)
-__attribute__((always_inline)) inline void ask_for(const ggml_tensor * t, int64_t key, int64_t head, int64_t stream) {
+HEADRACE_ALWAYS inline void ask_for(const ggml_tensor * t, int64_t key, int64_t head, int64_t stream) {
     if (key < t->ne[1]) {
         const F16 * row = at<F16>(t, key, head, stream);
-        for (int64_t d = 0; d < t->ne[0]; d += LINE_FLOATS * 2) {
+        for (int64_t d = 0; d < t->ne[0]; d += LINE_HALVES) {
             _mm_prefetch(reinterpret_cast<const char *>(row + d), _MM_HINT_T0);
         }
     }
 }
 
-// The keys of a block turned around, its values widened.
-void take(const Attention & of, const Room & room, int64_t key, int64_t head, int64_t stream) {
+// The keys of a block turned around, its values widened. Values that nobody sees are none: what was left in their place could
+// be infinite, and no weight makes nothing of that.
+void take(const Attention & of, const Room & room, int64_t key, int64_t head, int64_t stream, uint64_t seen) {
     for (int64_t c = 0; c < BLOCK; c += LANES) {
         for (int i = 0; i < LANES; ++i) {
             ask_for(of.k, key + BLOCK + c + i, head, stream);
@@ -191,7 +195,8 @@ void take(const Attention & of, const Room & room, int64_t key, int64_t head, in
         ask_for(of.v, key + BLOCK + c, head, stream);
         const F16 * from = at<F16>(of.v, key + c, head, stream);
         for (int64_t d = 0; d < of.value_size; d += LANES) {
-            _mm512_storeu_ps(room.values + c * of.value_size + d, widened(from + d));
+            _mm512_storeu_ps(room.values + c * of.value_size + d,
+                             (seen >> c & 1) != 0 ? widened(from + d) : _mm512_setzero_ps());
         }
     }
 }
@@ -204,12 +209,15 @@ void weigh(const Attention & of, const Room & room, int64_t row, const F16 * mas
     for (int64_t i = 0; i < BLOCK / LANES; ++i) {
         score[i] = _mm512_loadu_ps(scores + LANES * i);
         if (mask != nullptr) {
-            score[i] = _mm512_add_ps(score[i], widened(mask + LANES * i));
+            // What is hidden counts for nothing, be its score a number or not.
+            const __m512    of_mask = widened(mask + LANES * i), hidden = _mm512_set1_ps(-INFINITY);
+            const __mmask16 is_seen = _mm512_cmp_ps_mask(of_mask, hidden, _CMP_NEQ_UQ);
+            score[i]                = _mm512_mask_add_ps(hidden, is_seen, score[i], of_mask);
         }
         largest = _mm512_max_ps(largest, score[i]);
     }
     const float before = room.largest[row];
-    const float now    = std::max(before, _mm512_reduce_max_ps(largest));
+    const float now    = std::max(_mm512_reduce_max_ps(largest), before);
     if (now == -INFINITY) {
         std::fill_n(scores, BLOCK, 0.0f);
         return;
@@ -255,14 +263,14 @@ void attend(const Attention & of, const Room & room, int64_t first, int64_t num_
         const auto mask_of = [&](int64_t token) -> const F16 * {
             return of.mask ? at<F16>(of.mask, first + token, 0, stream % of.mask->ne[3]) + key : nullptr;
         };
-        bool is_seen = of.mask == nullptr;
-        for (int64_t token = 0; token < num_tokens && !is_seen; ++token) {
-            is_seen = !is_hidden(mask_of(token));
+        uint64_t seen = of.mask == nullptr ? ~uint64_t(0) : 0;
+        for (int64_t token = 0; token < num_tokens && ~seen != 0; ++token) {
+            seen |= seen_of(mask_of(token));
         }
-        if (!is_seen) {
+        if (seen == 0) {
             continue;
         }
-        take(of, room, key, head, stream);
+        take(of, room, key, head, stream, seen);
         multiply<BLOCK / LANES, false>(room.queries, room.keys, BLOCK, room.scores, BLOCK, num_rows, of.key_size);
         for (int64_t row = 0; row < num_rows; ++row) {
             weigh(of, room, row, mask_of(row / of.heads_together));
@@ -292,8 +300,8 @@ void attend(const Attention & of, const Room & room, int64_t first, int64_t num_
 
 // All threads call it with the same tensor.
 extern "C" void __wrap_ggml_compute_forward_flash_attn_ext(const ggml_compute_params * params, ggml_tensor * dst) {
-    const Attention of(dst);
-    if (params->use_ref || !of.is_ours(params->nth)) {
+    const Attention of(dst, params->nth);
+    if (params->use_ref || !of.is_ours()) {
         __real_ggml_compute_forward_flash_attn_ext(params, dst);
         return;
     }

@@ -26,7 +26,7 @@ using Bf16 = uint16_t;
 constexpr int64_t VECTOR        = 32;    // BF16 numbers in a vector
 constexpr int64_t STRIP         = 4;     // results computed together with few rows
 constexpr int64_t PANEL         = 64;    // results computed together with many
-constexpr int64_t PANEL_DEPTH   = 2048;  // of a row, turned around at a time: 256 KB, a part of the second cache
+constexpr int64_t PANEL_DEPTH   = 2048;  // of a row, turned around at a time: 256 KiB of the second cache
 constexpr int64_t FEW_ROWS_MAX  = 32;    // up to here turning weights around takes longer than it saves
 
 inline const Bf16 * weights_of(const Product & p, int64_t result) {

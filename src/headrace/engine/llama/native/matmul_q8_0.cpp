@@ -17,7 +17,8 @@
 #include <memory>
 #include <vector>
 
-#if defined(HEADRACE_WIDE) && defined(__AVX512VNNI__) && defined(__AVX512VL__)
+// With AMX ggml keeps such weights in a form of its own, and does not ask us.
+#if defined(HEADRACE_WIDE) && defined(__AVX512VNNI__) && defined(__AVX512VL__) && !defined(__AMX_INT8__)
 
 namespace {
 
@@ -77,7 +78,7 @@ inline __m512 scales_of(const block_q8_0 * weights, int64_t step) {
 }
 
 // Two blocks of the next 16 results are asked for. Weights lie row after row, so those begin where these end.
-__attribute__((always_inline)) inline void ask_for(const block_q8_0 * next, int64_t d) {
+HEADRACE_ALWAYS inline void ask_for(const block_q8_0 * next, int64_t d) {
     const char * begin = reinterpret_cast<const char *>(next) + d * LANES * sizeof(block_q8_0);
     for (int64_t byte = 0; byte < 2 * LANES * int64_t(sizeof(block_q8_0)); byte += CACHE_LINE) {
         _mm_prefetch(begin + byte, _MM_HINT_T0);
@@ -114,6 +115,7 @@ Thread & of_this_thread() {
     return *thread;
 }
 
+// Each thread for itself: next to the products, with their hundreds of results for a row, it is little.
 void prepare(const Product & p) {
     std::vector<RowBlock> & blocks = of_this_thread().row_blocks;
     blocks.resize(p.num_rows * p.depth);

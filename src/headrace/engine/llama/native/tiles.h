@@ -1,4 +1,4 @@
-// What both kernels are made of: rows in tiles, and 16 x 16 words turned around in registers.
+// What the kernels are made of: rows in tiles, and 16 x 16 words turned around in registers.
 //
 // A tile is what the inner loops keep in registers: up to TILE_ROWS rows of results, each of a few vectors of 16 floats.
 // With 512-bit vectors there are 32 registers: 6 x 4 for results, 4 for what all rows share, 1 for the row's own.
@@ -18,6 +18,9 @@
 #include <type_traits>
 
 namespace headrace {
+
+// g++ takes a function that only fetches ahead for one without effect, and leaves out its calls.
+#define HEADRACE_ALWAYS __attribute__((always_inline))
 
 constexpr int64_t LANES = 16;
 constexpr int64_t TILE_ROWS = 6;
