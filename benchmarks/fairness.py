@@ -29,7 +29,8 @@ from typing import Any
 
 from benchmarks.load import prompt, quantile
 from benchmarks.servers import Running, admin, headrace
-from benchmarks.weights import converted_builtin
+from benchmarks.weights import add_library, converted_builtin
+from headrace.config.settings import EngineLibrary
 from headrace.http import HttpClient, SseSplitter, data_of
 
 SLOTS = 8
@@ -42,10 +43,14 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 LONG_SECONDS_MAX = 300
 """So long it is waited for the first of the long prompts."""
-LONG_ENGINES: dict[str, dict[str, Any]] = {
-    "for long contexts": {"flash_attention": False, "target_step_ms": 200, "idle_step_ms": 200},
-    "default": {},
-}
+
+
+def long_engines(library: EngineLibrary) -> dict[str, dict[str, Any]]:
+    """What docs/models.md advises for long contexts, and the default."""
+    steps = {"flash_attention": library == "native", "target_step_ms": 200, "idle_step_ms": 200}
+    return {"for long contexts": steps, "default": {}}
+
+
 SCENES = ("short", "both", "weights", "classes", "long")
 
 
@@ -264,10 +269,10 @@ async def long(running: Running, http: HttpClient, seconds: float) -> dict[str, 
     }
 
 
-async def long_prompts(seconds: float, weights: Path, folder: Path) -> dict[str, Any]:
+async def long_prompts(seconds: float, weights: Path, folder: Path, library: EngineLibrary) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for number, (name, engine) in enumerate(LONG_ENGINES.items()):
-        settings = {"max_context_tokens": 8192, **engine}
+    for number, (name, engine) in enumerate(long_engines(library).items()):
+        settings = {"max_context_tokens": 8192, "library": library, **engine}
         async with served(weights, folder / str(number), settings) as (running, http):
             found[name] = await long(running, http, seconds)
         print(json.dumps({name: found[name]}), file=sys.stderr, flush=True)
@@ -293,10 +298,12 @@ async def served(
             http.close()
 
 
-async def scene_found(scene: str, seconds: float, weights: Path, folder: Path) -> dict[str, Any]:
+async def scene_found(
+    scene: str, seconds: float, weights: Path, folder: Path, library: EngineLibrary
+) -> dict[str, Any]:
     if scene == "long":
-        return await long_prompts(seconds, weights, folder)
-    async with served(weights, folder, {"max_context_tokens": 1024}) as (running, http):
+        return await long_prompts(seconds, weights, folder, library)
+    async with served(weights, folder, {"max_context_tokens": 1024, "library": library}) as (running, http):
         if scene == "short":
             return await short(running, http, seconds)
         if scene == "classes":
@@ -305,10 +312,12 @@ async def scene_found(scene: str, seconds: float, weights: Path, folder: Path) -
         return await shares(running, http, seconds, scene, weights=even)
 
 
-async def run(scenes: list[str], seconds: float, weights: Path, folder: Path) -> dict[str, Any]:
+async def run(
+    scenes: list[str], seconds: float, weights: Path, folder: Path, library: EngineLibrary
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for scene in scenes:
-        found[scene] = await scene_found(scene, seconds, weights, folder / scene)
+        found[scene] = await scene_found(scene, seconds, weights, folder / scene, library)
         print(json.dumps({scene: found[scene]}), file=sys.stderr, flush=True)
     return found
 
@@ -319,10 +328,12 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--only", action="append", choices=SCENES)
+    add_library(parser)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         weights = converted_builtin(Path(scratch))
-        found = asyncio.run(run(arguments.only or list(SCENES), arguments.seconds, weights, Path(scratch)))
+        scenes = arguments.only or list(SCENES)
+        found = asyncio.run(run(scenes, arguments.seconds, weights, Path(scratch), arguments.library))
     print(json.dumps({"benchmark": "fairness", **found}, indent=1))
     return 0 if all(scene["is_met"] for scene in found.values()) else 1
 
