@@ -97,6 +97,8 @@ COUNT_SECONDS_MAX: Final = 10.0
 
 FRAME_BYTES_MAX: Final = 16 * MIB
 RECORDS_UNACKNOWLEDGED_MAX: Final = 65_536
+PARKING_UNWRITTEN_BYTES_MAX: Final = 256 * MIB
+"""KV memory on its way into files. A worker that would put aside more waits for what is being written."""
 PROGRESS_FILE_BYTES_MAX: Final = 8 * MIB
 """The worker rewrites its progress file, keeping only what is still needed, when it grows past this."""
 

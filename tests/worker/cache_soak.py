@@ -179,6 +179,7 @@ class Soak:
         self.finish()
         if self.rng.random() < 0.5:
             self.slots.park_all()
+        self.parking.close()
         self.start()
 
     def finish(self) -> None:
@@ -202,6 +203,7 @@ class Soak:
         cells = self.slots.cells
         assert (self.engine.cells_used(), cells.used, cells.used_running) == (0, 0, 0), "cells return to zero"
         assert not list(self.slots.book.holdings)
+        self.parking.close()
         assert not list((self.folder / "kv").iterdir()), "and all files are gone"
 
     def check_answers(self, reference: Engine) -> int:

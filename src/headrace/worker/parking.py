@@ -5,6 +5,9 @@ whose, for how long) and the engine's state behind it. It is written under anoth
 whole or not there. Nothing is synced: after a power cut the worst is that something has to be computed anew,
 and a state whose checksum is wrong is not taken.
 
+A thread of its own writes, because a long context's state takes a third of a second that running streams would wait
+for. Until a file is there its state is held in memory, and is read from there.
+
 The operating system's page cache makes this as fast as memory (`benchmarks/kv-choices.md`); an operator who wants
 it there for sure puts the directory on tmpfs.
 """
@@ -13,12 +16,14 @@ import os
 import secrets
 import struct
 import zlib
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
 
+from headrace.bounds import PARKING_UNWRITTEN_BYTES_MAX
 from headrace.caching.index import Holding
 
 SUFFIX: Final = ".kv"
@@ -44,8 +49,15 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Head).decode
 
 
+class _Unwritten(NamedTuple):
+    """A state on its way to its file."""
+
+    state: bytes
+    written: Future[None]
+
+
 class Parking:
-    """The parked states of one worker. Belongs to the engine thread."""
+    """The parked states of one worker. Belongs to the engine thread; `close` it when no more comes."""
 
     def __init__(self, directory: Path, *, state_key: str, bytes_max: int) -> None:
         """`state_key` says which engines can restore each other's states (`EngineInfo.state_key`)."""
@@ -53,6 +65,9 @@ class Parking:
         self._state_key = state_key
         self.bytes_max = bytes_max
         self._sizes: dict[str, int] = {}
+        self._unwritten: dict[str, _Unwritten] = {}
+        """In the order in which they are written."""
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parking")
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @property
@@ -91,38 +106,33 @@ class Parking:
             found.append((holding, head.expires_ts))
         return found
 
-    def save(self, holding: Holding, state: bytes, *, expires_ts: int) -> str | None:
-        """Write a state; its name, or None if the disk does not take it."""
-        head = _encode(
-            _Head(
-                self._state_key,
-                holding.tenant,
-                holding.group,
-                holding.shared,
-                holding.session,
-                holding.tokens,
-                expires_ts,
-                zlib.crc32(state),
-            )
+    def save(self, holding: Holding, state: bytes, *, expires_ts: int) -> str:
+        """Put a state aside; its name. If the disk does not take it, it is gone when it is asked for.
+
+        Waits for earlier ones when too many of their bytes are not yet written.
+        """
+        head = _Head(
+            self._state_key,
+            holding.tenant,
+            holding.group,
+            holding.shared,
+            holding.session,
+            list(holding.tokens),  # the holding goes on to change
+            expires_ts,
+            checksum=0,
         )
         name = secrets.token_hex(16)
-        path = self._path(name)
-        fresh = path.with_suffix(".new")
-        try:
-            with open(fresh, "xb", opener=_private) as file:
-                file.write(_HEAD.pack(len(head), zlib.crc32(head)))
-                file.write(head)
-                file.write(state)
-            fresh.rename(path)
-        except OSError as error:
-            fresh.unlink(missing_ok=True)
-            _log.warning("kv_not_parked", error=str(error))
-            return None
-        self._sizes[name] = _HEAD.size + len(head) + len(state)
+        self._make_room(len(state))
+        written = self._writer.submit(_write, self._path(name), head, state)
+        self._unwritten[name] = _Unwritten(state, written)
+        self._sizes[name] = self.size_max(holding, len(state))
         return name
 
     def load(self, name: str) -> bytes | None:
         """A state; None if it is damaged or gone."""
+        unwritten = self._unwritten.get(name)
+        if unwritten is not None:
+            return unwritten.state
         try:
             data = self._path(name).read_bytes()
             length, _ = _HEAD.unpack_from(data)
@@ -134,10 +144,47 @@ class Parking:
 
     def remove(self, name: str) -> None:
         self._sizes.pop(name, None)
+        unwritten = self._unwritten.pop(name, None)
+        if unwritten is None:
+            self._unlink(name)
+        elif not unwritten.written.cancel():
+            # Now, or by the writer as soon as the file is there.
+            unwritten.written.add_done_callback(lambda _: self._unlink(name))
+
+    def close(self) -> None:
+        """Come back when everything is written."""
+        self._writer.shutdown()
+        self._unwritten.clear()
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Forget what is written by now, and wait for as much as has to be."""
+        left = sum(len(one.state) for one in self._unwritten.values())
+        for name, one in list(self._unwritten.items()):
+            if one.written.done() or left + num_bytes > PARKING_UNWRITTEN_BYTES_MAX:
+                one.written.result()
+                left -= len(one.state)
+                del self._unwritten[name]
+
+    def _unlink(self, name: str) -> None:
         self._path(name).unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
         return self._directory / f"{name}{SUFFIX}"
+
+
+def _write(path: Path, head: _Head, state: bytes) -> None:
+    """In the writer's thread."""
+    packed = _encode(msgspec.structs.replace(head, checksum=zlib.crc32(state)))
+    fresh = path.with_suffix(".new")
+    try:
+        with open(fresh, "xb", opener=_private) as file:
+            file.write(_HEAD.pack(len(packed), zlib.crc32(packed)))
+            file.write(packed)
+            file.write(state)
+        fresh.rename(path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        _log.warning("kv_not_parked", error=str(error))
 
 
 def _private(path: str, flags: int) -> int:

@@ -145,6 +145,8 @@ class EngineSlots:
         for holding in reversed(self.book.kept()):
             if self._can_park(holding.num_valid):
                 self._evict(holding)
+        if self._parking is not None:
+            self._parking.close()
 
     # --- inside -----------------------------------------------------------------------------------------
 
@@ -223,11 +225,9 @@ class EngineSlots:
             self.book.forget_parked(oldest, "pressure")
             self._clean()
         expires_ts = self._clock.wall_us() + max(0, holding.expires_us - self._clock.monotonic_us())
-        name = parking.save(holding, state, expires_ts=expires_ts)
-        if name is not None:
-            self.book.parked(holding, name)
-            self._stats.parked(parking.bytes_used)
-            self._stats.evicted("parked")
+        self.book.parked(holding, parking.save(holding, state, expires_ts=expires_ts))
+        self._stats.parked(parking.bytes_used)
+        self._stats.evicted("parked")
 
     def _can_park(self, tokens: int) -> bool:
         if self._parking is None or tokens < BLOCK_TOKENS:
