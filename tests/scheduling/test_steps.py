@@ -71,6 +71,44 @@ def test_shares_are_first_come_first_served_without_fragments(
     assert bool(shares) == bool(remaining), "some prompt always moves"
 
 
+def test_a_rider_gets_what_its_own_context_leaves_of_the_time() -> None:
+    """76 tokens behind nothing, then some of 1 000 behind 5 000, which take five times as long: not 324 of them."""
+    pace = PrefillPace(
+        StepLimits(
+            batch_tokens_max=512, target_step_ms=400.0, idle_step_ms=400.0, grain=16, context_cost=1 / 1250
+        )
+    )
+    pace.observe_prefill(400, 0.4 * (1 + 200 / 1250))
+    costs = pace.costs([0, 5000])
+    assert costs == [1.0, 5.0]
+    portion = pace.portion(num_decoding=1)
+    assert portion == 400
+    assert share_out([76, 1000], portion, room=512, grain=16, costs=costs) == [76, 64]
+    assert share_out_chunks([76, 1000], portion, room=512, chunk=64, costs=costs) == [64, 64]
+    # The other way round there is time for more than the same number.
+    assert share_out([30, 500], 80, room=512, grain=16, costs=pace.costs([5000, 0])) == [30, 250]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 700), st.integers(0, 8000)), min_size=1, max_size=12),
+    st.integers(16, 512),
+    st.integers(0, 100),
+)
+def test_what_is_shared_out_takes_as_long_as_the_portion(
+    prompts: list[tuple[int, int]], portion: int, more: int
+) -> None:
+    pace = PrefillPace(
+        StepLimits(batch_tokens_max=512, target_step_ms=400.0, idle_step_ms=400.0, context_cost=1 / 1250)
+    )
+    costs = pace.costs([context for _, context in prompts])
+    remaining = [tokens for tokens, _ in prompts]
+    shares = share_out(remaining, portion, room=portion + more, costs=costs)
+    assert shares and sum(shares) <= portion + more
+    last = costs[len(shares) - 1]
+    took = sum(share * cost for share, cost in zip(shares, costs, strict=False))
+    assert took < portion + CHUNK_GRAIN * max(last, 1)
+
+
 def test_a_short_end_goes_with_what_comes_before_it_and_no_prompt_begins_with_a_fragment() -> None:
     assert share_out([140, 200], 128, room=512) == [140]
     assert share_out([140, 200], 128, room=128) == [128]

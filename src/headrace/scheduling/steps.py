@@ -91,6 +91,11 @@ class PrefillPace:
         # Even when decoding alone fills the step, prefill must go on: a waiting prompt never starves.
         return max(limits.grain, room)
 
+    def costs(self, contexts: Sequence[int]) -> list[float]:
+        """What a token behind each of these takes, against one behind the first."""
+        first = self._cost_at(contexts[0]) if contexts else 1.0
+        return [self._cost_at(context) / first for context in contexts]
+
     def _cost_at(self, context: float) -> float:
         return 1.0 + self._limits.context_cost * context
 
@@ -99,7 +104,9 @@ class PrefillPace:
         return max(target_ms - self._decode_ms, target_ms * PREFILL_SHARE_MIN)
 
 
-def share_out_chunks(remaining: Sequence[int], portion: int, *, room: int, chunk: int) -> list[int]:
+def share_out_chunks(
+    remaining: Sequence[int], portion: float, *, room: int, chunk: int, costs: Sequence[float] = ()
+) -> list[int]:
     """The same in multiples of `chunk`; a prompt's remainder of less than a chunk comes by itself.
 
     An engine's results depend on how a prompt is cut: it computes many rows with another kernel than few. Cut so,
@@ -107,32 +114,42 @@ def share_out_chunks(remaining: Sequence[int], portion: int, *, room: int, chunk
     `benchmarks/kv-choices.md`).
     """
     shares: list[int] = []
-    for tokens in remaining:
-        share = min(tokens, max(portion, chunk), room) // chunk * chunk if tokens >= chunk else tokens
+    for tokens, cost in zip(remaining, costs or [1.0] * len(remaining), strict=True):
+        fitting = max(int(portion / cost), chunk)
+        share = min(tokens, fitting, room) // chunk * chunk if tokens >= chunk else tokens
         if not share or share > room or (shares and portion <= 0):
             break
         shares.append(share)
-        portion -= share
+        portion -= share * cost
         room -= share
     return shares
 
 
-def share_out(remaining: Sequence[int], portion: int, *, room: int, grain: int = CHUNK_GRAIN) -> list[int]:
+def share_out(
+    remaining: Sequence[int],
+    portion: float,
+    *,
+    room: int,
+    grain: int = CHUNK_GRAIN,
+    costs: Sequence[float] = (),
+) -> list[int]:
     """Split a portion over prompts, first come first served: tokens for each, in the same order.
 
-    `remaining` holds each prompt's tokens still to compute; the list returned is cut after the last
+    `remaining` holds each prompt's tokens still to compute, `costs` what a token of each takes against one of the first
+    (left out: the same), and `portion` counts tokens of the first; the list returned is cut after the last
     prompt that gets any. A prompt's short end goes with what comes before it, as far as there is `room`
     (the hard limit of tokens, at least the portion), and no prompt but the first is begun with a fragment.
     """
     assert portion <= room
     shares: list[int] = []
-    for tokens in remaining:
-        if tokens > min(portion + grain - 1, room):
-            if portion >= grain or not shares:
-                shares.append(portion)
+    for tokens, cost in zip(remaining, costs or [1.0] * len(remaining), strict=True):
+        fitting = min(int(portion / cost), room)
+        if tokens > min(fitting + grain - 1, room):
+            if fitting >= grain or not shares:
+                shares.append(fitting)
             break
         shares.append(tokens)
-        portion -= tokens
+        portion -= tokens * cost
         room -= tokens
         if portion <= 0:
             break

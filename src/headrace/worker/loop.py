@@ -365,10 +365,11 @@ class EngineLoop(Inbox):
         limits = self._pace.limits
         room = limits.batch_tokens_max - num_decoding
         portion = min(self._pace.portion(num_decoding=num_decoding, context=waiting[0].held), room)
+        costs = self._pace.costs([one.held for one in waiting])
         if self._chunk_tokens is None:
-            shares = share_out(left, portion, room=room, grain=limits.grain)
+            shares = share_out(left, portion, room=room, grain=limits.grain, costs=costs)
         else:
-            shares = share_out_chunks(left, portion, room=room, chunk=self._chunk_tokens)
+            shares = share_out_chunks(left, portion, room=room, chunk=self._chunk_tokens, costs=costs)
         return waiting, without_long_rider(shares, left, portion=portion)
 
     def _forward(self, spans: list[Span], batch: list[Sequence]) -> Forward | None:
