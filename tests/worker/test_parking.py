@@ -57,6 +57,7 @@ def test_a_state_can_be_read_before_and_after_it_is_written(tmp_path: Path, gate
     parking.close()
     assert files(tmp_path) == [".kv"]
     assert parking.load(name) == b"state"
+    assert not parking._unwritten, "nothing stays in memory"
 
 
 def test_what_was_put_aside_is_as_it_was_then(tmp_path: Path, gate: Gate) -> None:

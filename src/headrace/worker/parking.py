@@ -16,7 +16,7 @@ import os
 import secrets
 import struct
 import zlib
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -66,7 +66,8 @@ class Parking:
         self.bytes_max = bytes_max
         self._sizes: dict[str, int] = {}
         self._unwritten: dict[str, _Unwritten] = {}
-        """In the order in which they are written."""
+        """In the order in which they are written. The writer takes out what is done: else the last states would stay in memory.
+        One call each, so that neither thread sees the other's half done."""
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parking")
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -125,6 +126,7 @@ class Parking:
         self._make_room(len(state))
         written = self._writer.submit(_write, self._path(name), head, state)
         self._unwritten[name] = _Unwritten(state, written)
+        written.add_done_callback(lambda _: self._unwritten.pop(name, None))
         self._sizes[name] = self.size_max(holding, len(state))
         return name
 
@@ -144,7 +146,7 @@ class Parking:
 
     def remove(self, name: str) -> None:
         self._sizes.pop(name, None)
-        unwritten = self._unwritten.pop(name, None)
+        unwritten = self._unwritten.get(name)
         if unwritten is None:
             self._unlink(name)
         elif not unwritten.written.cancel():
@@ -154,16 +156,13 @@ class Parking:
     def close(self) -> None:
         """Come back when everything is written."""
         self._writer.shutdown()
-        self._unwritten.clear()
 
     def _make_room(self, num_bytes: int) -> None:
-        """Forget what is written by now, and wait for as much as has to be."""
-        left = sum(len(one.state) for one in self._unwritten.values())
-        for name, one in list(self._unwritten.items()):
-            if one.written.done() or left + num_bytes > PARKING_UNWRITTEN_BYTES_MAX:
-                one.written.result()
-                left -= len(one.state)
-                del self._unwritten[name]
+        """Wait for as much as has to be written first."""
+        while before := list(self._unwritten.values()):
+            if sum(len(one.state) for one in before) + num_bytes <= PARKING_UNWRITTEN_BYTES_MAX:
+                return
+            wait([before[0].written])
 
     def _unlink(self, name: str) -> None:
         self._path(name).unlink(missing_ok=True)
