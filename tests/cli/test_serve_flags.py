@@ -1,5 +1,6 @@
 """What the flags of `serve` make of the settings."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,9 +81,18 @@ def test_values_are_checked_like_those_of_a_file() -> None:
     ],
 )
 def test_a_processor_that_could_do_more_is_pointed_out_where_a_library_for_it_would_be_used(
-    monkeypatch: pytest.MonkeyPatch, flags: frozenset[str], model: dict[str, Any] | None, expected: bool
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    flags: frozenset[str],
+    model: dict[str, Any] | None,
+    expected: bool,
 ) -> None:
+    monkeypatch.setattr("headrace.engine.llama.builds.native_directory", lambda: tmp_path)
     monkeypatch.setattr("headrace.engine.llama.preflight.processor_flags", lambda: flags)
     models = [] if model is None else [{"id": "m", "path": "builtin"} | model]
     advice = _advice(load_settings(overrides={"models": models}))
     assert ("headrace engine build" in advice) is expected
+    (tmp_path / "build.json").touch()
+    advice = _advice(load_settings(overrides={"models": models}))
+    assert "headrace engine build" not in advice
+    assert ("--library native" in advice) is expected

@@ -168,12 +168,6 @@ def _loop_factory() -> Any:
     return uvloop.new_event_loop
 
 
-_COULD_MORE = """
-This processor has AVX-512. 'headrace engine build' compiles a library for it in two minutes; '--library native' then reads
-prompts in about four times as fast.
-"""
-
-
 def _welcome(announcement: Any) -> str:
     return f"""
 headrace is ready.
@@ -197,7 +191,7 @@ Ctrl-C finishes what runs and stops.
 
 def _advice(settings: Settings) -> str:
     """How this machine could do more; empty if it could not. Without models in the settings the built-in one is served."""
-    from headrace.engine.llama.builds import Q8_0_FLAGS
+    from headrace.engine.llama.builds import MANIFEST, Q8_0_FLAGS, native_directory
     from headrace.engine.llama.preflight import processor_flags
 
     is_embedded = not settings.models or any(
@@ -208,4 +202,8 @@ def _advice(settings: Settings) -> str:
         could_more = is_embedded and processor_flags() >= Q8_0_FLAGS
     except OSError:
         return ""
-    return _COULD_MORE if could_more else ""
+    if not could_more:
+        return ""
+    is_made = (native_directory() / MANIFEST).exists()
+    make_it = "" if is_made else " after 'headrace engine build' (two minutes)"
+    return f"\nThis processor has AVX-512: '--library native'{make_it} reads prompts in about four times as fast.\n"
