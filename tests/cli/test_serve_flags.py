@@ -75,6 +75,7 @@ def test_values_are_checked_like_those_of_a_file() -> None:
         (Q8_0_FLAGS, None, True),
         (Q8_0_FLAGS, {}, True),
         (Q8_0_FLAGS - {"avx512_vnni"}, None, False),
+        (Q8_0_FLAGS | {"amx_int8"}, None, False),
         (Q8_0_FLAGS, {"engine": {"library": "native"}}, False),
         (Q8_0_FLAGS, {"path": None, "engine": {"stub": {}}}, False),
         (Q8_0_FLAGS, {"path": None, "upstream": "http://127.0.0.1:9/v1"}, False),

@@ -199,10 +199,11 @@ def _advice(settings: Settings) -> str:
         for model in settings.models
     )
     try:
-        could_more = is_embedded and processor_flags() >= Q8_0_FLAGS
+        flags = processor_flags()
     except OSError:
         return ""
-    if not could_more:
+    # With AMX llama.cpp multiplies by kernels that were never measured here.
+    if not is_embedded or not flags >= Q8_0_FLAGS or "amx_int8" in flags:
         return ""
     is_made = (native_directory() / MANIFEST).exists()
     make_it = "" if is_made else " after 'headrace engine build' (two minutes)"
